@@ -1,0 +1,1 @@
+"""Timing, acceptance tables, rooflines and the records they leave."""

@@ -1,0 +1,1 @@
+"""Requests, scheduling and the draft-verify-accept-commit step."""

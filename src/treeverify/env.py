@@ -1,0 +1,41 @@
+"""The only reader of the process environment: name, type, default and meaning of each variable."""
+
+from __future__ import annotations
+
+import os
+from enum import StrEnum
+from pathlib import Path
+
+from treeverify.errors import ConfigError
+
+
+class VerifyMode(StrEnum):
+    """Which verify attention is served (``KDTREE_VERIFY``)."""
+
+    OFF = "off"  # the baseline
+    VALIDATE = "validate"  # both run, the baseline is served, differences are recorded
+    ON = "on"  # ours
+
+
+def parse_verify_mode(text: str) -> VerifyMode:
+    """Return the mode named ``text``; raises ConfigError that lists the three for anything else."""
+    try:
+        return VerifyMode(text)
+    except ValueError:
+        allowed = ", ".join(mode.value for mode in VerifyMode)
+        raise ConfigError(f"KDTREE_VERIFY: expected one of {allowed}; got {text!r}") from None
+
+
+def verify_mode() -> VerifyMode:
+    """``KDTREE_VERIFY``: off (default when unset) | validate | on. Raises ConfigError for anything else."""
+    text = os.environ.get("KDTREE_VERIFY")
+    return VerifyMode.OFF if text is None else parse_verify_mode(text)
+
+
+def cache_dir() -> Path:
+    """``TREEVERIFY_CACHE``: where compiled kernels are kept; default ``$XDG_CACHE_HOME/treeverify`` or ``~/.cache/treeverify``."""
+    explicit = os.environ.get("TREEVERIFY_CACHE")
+    if explicit:
+        return Path(explicit)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "treeverify"

@@ -1,0 +1,43 @@
+"""Typed errors: one class per kind of failure, so that callers and the CLI can tell them apart."""
+
+from __future__ import annotations
+
+
+class TreeverifyError(Exception):
+    """Base of every error this package raises on purpose; the CLI prints it as one line and exits with 2."""
+
+
+class ContractError(TreeverifyError, ValueError):
+    """An argument breaks an operator's or a function's contract.
+
+    The message names the operator, the argument (and dimension), what was expected and what came.
+    """
+
+    @classmethod
+    def of(cls, operator: str, name: str, expected: object, got: object) -> ContractError:
+        """Build the standard message: ``operator: name: expected X, got Y``."""
+        return cls(f"{operator}: {name}: expected {expected}, got {got}")
+
+
+class ConfigError(TreeverifyError, ValueError):
+    """A configuration, environment variable or option has a value that cannot be used."""
+
+
+class WeightsError(TreeverifyError):
+    """A checkpoint is missing, truncated, unreadable, or does not match its configuration."""
+
+
+class CapacityError(TreeverifyError):
+    """A request can never fit (context length or pool size), so it is refused rather than queued."""
+
+
+class PoolCorruption(TreeverifyError):  # noqa: N818  (a state, named for what the operator sees)
+    """The KV pool's ownership records contradict each other; nothing computed since can be trusted."""
+
+
+class BuildError(TreeverifyError):
+    """A kernel could not be compiled or loaded; the message says what to install or which file failed."""
+
+
+class ParityError(TreeverifyError):
+    """Two implementations that must agree do not, or a comparison cannot be made."""

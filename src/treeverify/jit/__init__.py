@@ -1,0 +1,1 @@
+"""Turns csrc/ into callables; the only package that imports tvm_ffi."""

@@ -1,0 +1,1 @@
+"""The paged KV pool: slot ownership, move plans, their execution."""

@@ -1,0 +1,1 @@
+"""The MLA target, its DFlash drafter, the tokenizer and their weights."""

@@ -1,0 +1,1 @@
+"""Operators: one folder each, with contract, reference, implementations and public API."""

@@ -1,0 +1,1 @@
+"""Tree-verify attention for absorbed MLA."""

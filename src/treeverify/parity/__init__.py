@@ -1,0 +1,1 @@
+"""Do two implementations agree: on tensors, on tokens, on the law of tokens?"""

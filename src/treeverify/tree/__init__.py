@@ -1,0 +1,1 @@
+"""The draft tree: pure numpy, no tensor library."""
