@@ -33,7 +33,7 @@ def verify_mode() -> VerifyMode:
 
 
 def cache_dir() -> Path:
-    """``TREEVERIFY_CACHE``: where compiled kernels are kept; default ``$XDG_CACHE_HOME/treeverify`` or ``~/.cache/treeverify``."""
+    """``TREEVERIFY_CACHE``: compiled kernels; default ``treeverify`` in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
     explicit = os.environ.get("TREEVERIFY_CACHE")
     if explicit:
         return Path(explicit)
