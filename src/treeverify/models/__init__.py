@@ -1,1 +1,1 @@
-"""The MLA target, its DFlash drafter, the tokenizer and their weights."""
+"""The MLA target, its DFlash drafter, their tokenizer and their weights."""
