@@ -27,7 +27,9 @@ import torch
 
 from treeverify.errors import ContractError
 from treeverify.ops.tree_attention.checks import (
-    OPERATOR,
+    OPERATOR as OPERATOR,  # the name is public here
+)
+from treeverify.ops.tree_attention.checks import (
     expect_device,
     expect_float,
     expect_int,
@@ -51,8 +53,9 @@ bfloat16 has 8 significand bits, so rounding x in [2**e, 2**(e+1)) errs by up to
 2**(e-8)/sqrt(3). Over normal values that is 1.66e-3 of their norm (measured; 1.53e-3 if log-uniform), and no output in
 bfloat16 can do better. Tensor cores also want P in bfloat16: each weight errs by as much, but the largest is exp(0) = 1
 and exact, so the share shrinks as the softmax sharpens: 1.5e-3 at score deviation 0.5, 0.9e-3 at 1.7, 0.5e-3 at 5. The
-two are independent: sqrt(1.66**2 + 0.9**2) = 1.9e-3. Partials and merge stay in fp32 and add nothing visible; rounding
-partials to bfloat16 would add another 1.66e-3 in quadrature.
+two are independent: sqrt(1.66**2 + 0.9**2) = 1.9e-3 (1.88e-3 to 1.98e-3 measured, by prefix and seed, with the sum taken
+over the rounded weights; over the unrounded ones it is 1% more and can touch 2.0e-3). Partials and merge stay in fp32
+and add nothing visible; rounding partials to bfloat16 would add another 1.66e-3 in quadrature.
 float32: unit roundoff 6e-8; sums over 576 columns and then up to 262,144 rows grow it by about the square root of the
 length when blocked (24 and 512 at worst), a score error e moves exp by the same relative e: about 1e-6 in practice
 (measured 2e-7 at 4,096 rows); 1e-5 leaves room for scores of magnitude 30.

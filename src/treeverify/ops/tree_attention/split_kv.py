@@ -4,7 +4,7 @@ The KV rows of a request, prefix first and then its draft rows, are cut into spl
 with the last split, in the same pass. A split walks its rows in tiles and keeps, in fp32, a running maximum, a running
 sum and an unnormalised accumulator (``Partial``). Each KV row is fetched once: its first 512 columns are the value. The
 tree mask is applied to draft columns only. ``merge`` joins the partials in fp32. For bfloat16 inputs the weights are
-rounded to bfloat16 before P.V, as tensor cores take them; for float32 everything is float32.
+rounded to bfloat16 before P.V, as tensor cores take them, and summed as rounded; for float32 everything is float32.
 
 How many splits (``split_rows``): a split has ``fixed_split`` prefix rows if that is given, else ``SPLIT_ROWS``; a
 prefix no longer than that is one split and, up to ``TILE_ROWS``, one tile, hence two matrix products per request. The
@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import torch
 
-from treeverify.ops.tree_attention.contract import LATENT, ROW, TORCH_LIMITS, Problem, check, rows_of
+from treeverify.ops.tree_attention.contract import LATENT, ROW, TORCH_LIMITS, check, rows_of
 
 SPLIT_ROWS = 4096
 """Prefix rows per split unless ``fixed_split`` says otherwise."""
@@ -175,9 +175,9 @@ def _accumulate(state: Partial | None, scores: torch.Tensor, keys: torch.Tensor,
     if state is not None:
         peak = torch.maximum(peak, state.peak)
     weights = scores.sub_(_finite(peak)).exp_()
-    total = weights.sum(dim=1, keepdim=True)
     if dtype == torch.bfloat16:
         weights = weights.bfloat16().float()
+    total = weights.sum(dim=1, keepdim=True)  # of the rounded weights: their common error cancels in the division
     acc = weights @ keys[:, :LATENT]
     if state is not None:
         before_acc, before_total = _rescaled(state, peak)
