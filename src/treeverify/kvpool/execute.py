@@ -16,8 +16,8 @@ def run_moves(plan: MovePlan, buffers: Sequence[torch.Tensor]) -> None:
     """Move the plan's rows, in place and bit for bit, in every buffer.
 
     ``buffers``: [slots, dim] (one layer) or [layers, slots, dim], any dtype of 1 to 8 bytes, device and strides; all
-    are checked before the first row moves. Each buffer gets one gather of all sources, then one scatter, so no row is read
-    after it was overwritten. Two buffers must not share memory: the shared rows would move twice.
+    are checked before the first row moves. Each buffer gets one gather of all sources, then one scatter, so no row
+    is read after it was overwritten. Two buffers must not share memory: the shared rows would move twice.
 
     Raises ContractError for another rank or dtype, too few slots for the plan, a buffer given twice, or no buffer list.
     """

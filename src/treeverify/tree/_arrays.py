@@ -51,6 +51,6 @@ def require_int(operator: str, name: str, value: object, minimum: int = 0, maxim
 
 def frozen(array: NDArray[Scalar]) -> NDArray[Scalar]:
     """Return a contiguous, read-only copy of ``array``."""
-    copy = np.array(array, order="C")
-    copy.setflags(write=False)
+    copy = array.copy()
+    copy.flags.writeable = False
     return copy

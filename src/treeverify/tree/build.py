@@ -16,7 +16,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from heapq import heappop, heappush, heapreplace
 from math import inf
 
 import numpy as np
@@ -108,28 +108,29 @@ def build_tree(root_token: int, candidates: Candidates, budget: int) -> Tree:
     scores = [0.0]
     log_probs = candidates.log_probs[:, :budget].tolist()  # rank r needs r earlier siblings, so r < budget
     token_ids = candidates.token_ids[:, :budget].tolist()
-    depth = len(log_probs)
-    k = len(log_probs[0]) if depth else 0
-    heap: list[tuple[float, tuple[int, ...], int]] = []
+    depth, k = len(log_probs), min(budget, candidates.log_probs.shape[1])
+    # A rank tuple as one number, digit `rank + 1` per depth and 0 past the end, compares as the tuple does.
+    digit = [(k + 1) ** (depth - 1 - level) for level in range(depth)]
     fl32 = array("f", [0.0])  # storing rounds a double to float32; a sum of two float32 rounds once, correctly
-
-    def push(ranks: tuple[int, ...], parent: int) -> None:
-        fl32[0] = scores[parent] + log_probs[len(ranks) - 1][ranks[-1]]
-        if fl32[0] > -inf:
-            heappush(heap, (-fl32[0], ranks, parent))
-
-    if k:
-        push((0,), 0)
+    # (-score, rank tuple, depth - 1, rank, parent): the first two decide, and the second is unique.
+    heap: list[tuple[float, int, int, int, int]] = []
+    if depth and k and log_probs[0][0] > -inf:
+        heap.append((-log_probs[0][0], digit[0], 0, 0, 0))
     while heap and len(tokens) <= budget:
-        negated, ranks, parent = heappop(heap)
-        level, rank, node = len(ranks) - 1, ranks[-1], len(tokens)
+        negated, order, level, rank, parent = heap[0]
+        node = len(tokens)
         tokens.append(token_ids[level][rank])
         parents.append(parent)
         scores.append(-negated)
-        if rank + 1 < k:
-            push((*ranks[:-1], rank + 1), parent)
+        fl32[0] = scores[parent] + log_probs[level][rank + 1] if rank + 1 < k else -inf
+        if (score := fl32[0]) > -inf:
+            heapreplace(heap, (-score, order + digit[level], level, rank + 1, parent))
+        else:
+            heappop(heap)
         if level + 1 < depth:
-            push((*ranks, 0), node)
+            fl32[0] = log_probs[level + 1][0] - negated
+            if (score := fl32[0]) > -inf:
+                heappush(heap, (-score, order + digit[level + 1], level + 1, 0, node))
     return Tree(np.array(tokens, dtype=np.int64), np.array(parents, dtype=np.int32))
 
 

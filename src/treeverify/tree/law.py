@@ -28,6 +28,8 @@ from treeverify.tree._arrays import INT64_MAX, frozen, require_array, require_in
 GREEDY_BELOW = 1e-5
 """A temperature below this is greedy (arXiv 2604.12989 and its code use the same bound)."""
 
+_FIRST_LOOK = 256  # tokens of a row that are sorted before looking further; a nucleus is rarely wider
+
 _FLOATS = (np.float16, np.float32, np.float64)
 
 
@@ -169,10 +171,8 @@ def _law(logits: NDArray[np.float64], params: RowParams) -> NDArray[np.float64]:
     weights[weights < min_p[:, None]] = 0
     filtered = np.flatnonzero((top_k < vocab) | (top_p < 1))
     if len(filtered):
-        ranked = -np.sort(-logits[filtered], axis=1)
-        ranked_weights = _weights(ranked, ranked[:, :1], temperature[filtered])
-        count = _kept(ranked_weights, top_k[filtered], top_p[filtered])
-        weights[filtered] *= _first(logits[filtered], ranked, count)
+        last, count = _cut(logits[filtered], temperature[filtered], top_k[filtered], top_p[filtered])
+        weights[filtered] *= _first(logits[filtered], last, count)
     law[drawn] = weights / weights.sum(axis=1, keepdims=True)
     return law
 
@@ -186,23 +186,38 @@ def _weights(
     return scaled
 
 
-def _kept(weights: NDArray[np.float64], top_k: NDArray[np.int64], top_p: NDArray[np.float64]) -> NDArray[np.int64]:
-    """How many first tokens top-k and then top-p keep: int64 [rows], >= 1; ``weights`` [rows, vocab], falling."""
-    vocab = weights.shape[1]
-    cumulative = np.cumsum(np.where(np.arange(vocab) < top_k[:, None], weights, 0), axis=1)
-    short = cumulative[:, :-1] < (top_p * cumulative[:, -1])[:, None]
-    nucleus = np.where(top_p < 1, 1 + np.count_nonzero(short, axis=1), vocab)
-    return np.asarray(np.minimum(top_k, nucleus), dtype=np.int64)
+def _cut(
+    logits: NDArray[np.float64], temperature: NDArray[np.float64], top_k: NDArray[np.int64], top_p: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Where top-k and then top-p cut each row: the last kept token's logit, and how many are kept; both [rows].
+
+    Only the first tokens of each row are sorted: as many as the largest top-k, then 8 times as many while a nucleus
+    does not fit, the whole vocabulary at the most.
+    """
+    rows, vocab = logits.shape
+    peak = logits.max(axis=1, keepdims=True)
+    limited = top_k < vocab
+    mass = np.zeros(rows) if limited.all() else _weights(logits, peak, temperature).sum(axis=1)
+    width = min(vocab, int(max(_FIRST_LOOK, top_k[limited].max(initial=1))))
+    while True:
+        ranked = np.sort(np.partition(logits, vocab - width, axis=1)[:, vocab - width :], axis=1)[:, ::-1]
+        kept = np.where(np.arange(width) < top_k[:, None], _weights(ranked, peak, temperature), 0)
+        cumulative = np.cumsum(kept, axis=1)
+        total = np.where(limited, cumulative[:, -1], mass)
+        nucleus = 1 + np.count_nonzero(cumulative < (top_p * total)[:, None], axis=1)
+        count = np.minimum(np.where(top_p < 1, nucleus, vocab), np.minimum(top_k, vocab))
+        if width == vocab or (count <= width).all():
+            return ranked[np.arange(rows), count - 1], count
+        width = min(vocab, 8 * width)
 
 
-def _first(logits: NDArray[np.float64], ranked: NDArray[np.float64], count: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Mark the first ``count`` >= 1 tokens of each row, by falling logit, then rising id: bool [rows, vocab]."""
-    last = np.take_along_axis(ranked, count[:, None] - 1, axis=1)
-    keep: NDArray[np.bool_] = logits > last
-    equal = logits == last
+def _first(logits: NDArray[np.float64], last: NDArray[np.float64], count: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Mark the first ``count`` tokens of each row, the last of which has logit ``last``: bool [rows, vocab]."""
+    keep: NDArray[np.bool_] = logits > last[:, None]
+    equal = logits == last[:, None]
     room = count - np.count_nonzero(keep, axis=1)
     for row in np.flatnonzero(np.count_nonzero(equal, axis=1) > room):
-        equal[row, np.flatnonzero(equal[row])[room[row] :]] = False
+        equal[row, np.flatnonzero(equal[row])[room[row] :]] = False  # ties go to the smaller ids
     keep |= equal
     return keep
 

@@ -37,8 +37,9 @@ class Tree:
             raise ContractError.of("Tree", "tokens: width", ">= 1 (the root)", 0)
         if len(parents) != len(tokens):
             raise ContractError.of("Tree", "parents: width", f"{len(tokens)} (as tokens)", len(parents))
-        if tokens.min() < 0:
-            node = int(np.flatnonzero(tokens < 0)[0])
+        token_list = tokens.tolist()
+        if min(token_list) < 0:
+            node = next(i for i, token in enumerate(token_list) if token < 0)
             raise ContractError.of("Tree", f"tokens[{node}]", ">= 0", tokens[node])
         depths = np.array(_depths(parents.tolist()), dtype=np.int32)
         depths.setflags(write=False)
