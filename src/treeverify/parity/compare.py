@@ -1,4 +1,4 @@
-"""Comparing attention outputs, for reports: the measure itself lies with the operator, where the engine may reach it."""
+"""Comparing attention outputs, for reports; the measure lies with the operator, where the engine may import it."""
 
 from __future__ import annotations
 

@@ -20,16 +20,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Unpack
 
 import torch
 
 from treeverify.errors import ContractError
 from treeverify.ops.tree_attention.checks import (
-    OPERATOR as OPERATOR,  # the name is public here
-)
-from treeverify.ops.tree_attention.checks import (
+    OPERATOR,
     expect_device,
     expect_float,
     expect_int,
@@ -38,6 +36,26 @@ from treeverify.ops.tree_attention.checks import (
     expect_tensor,
     expect_vector,
 )
+from treeverify.ops.tree_attention.options import UNSUPPORTED_OPTIONS, Options, refuse_options, refuse_unknown
+
+__all__ = [
+    "CUDA_LIMITS",
+    "LATENT",
+    "LSE_ERROR",
+    "OPERATOR",
+    "RELATIVE_ERROR",
+    "RELATIVE_ERROR_FLAT",
+    "ROPE",
+    "ROW",
+    "TORCH_LIMITS",
+    "UNSUPPORTED_OPTIONS",
+    "Limits",
+    "Options",
+    "Problem",
+    "check",
+    "refuse_options",
+    "rows_of",
+]
 
 LATENT = 512
 """Columns of a KV row that also are its value vector, and columns of the output."""
@@ -53,9 +71,9 @@ bfloat16 has 8 significand bits, so rounding x in [2**e, 2**(e+1)) errs by up to
 2**(e-8)/sqrt(3). Over normal values that is 1.66e-3 of their norm (measured; 1.53e-3 if log-uniform), and no output in
 bfloat16 can do better. Tensor cores also want P in bfloat16: each weight errs by as much, but the largest is exp(0) = 1
 and exact, so the share shrinks as the softmax sharpens: 1.5e-3 at score deviation 0.5, 0.9e-3 at 1.7, 0.5e-3 at 5. The
-two are independent: sqrt(1.66**2 + 0.9**2) = 1.9e-3 (1.88e-3 to 1.98e-3 measured, by prefix and seed, with the sum taken
-over the rounded weights; over the unrounded ones it is 1% more and can touch 2.0e-3). Partials and merge stay in fp32
-and add nothing visible; rounding partials to bfloat16 would add another 1.66e-3 in quadrature.
+two are independent: sqrt(1.66**2 + 0.9**2) = 1.9e-3 (1.88e-3 to 1.98e-3 measured, by prefix and seed, with the sum
+taken over the rounded weights; over the unrounded ones it is 1% more and can touch 2.0e-3). Partials and merge stay in
+fp32 and add nothing visible; rounding partials to bfloat16 would add another 1.66e-3 in quadrature.
 float32: unit roundoff 6e-8; sums over 576 columns and then up to 262,144 rows grow it by about the square root of the
 length when blocked (24 and 512 at worst), a score error e moves exp by the same relative e: about 1e-6 in practice
 (measured 2e-7 at 4,096 rows); 1e-5 leaves room for scores of magnitude 30.
@@ -63,15 +81,9 @@ length when blocked (24 and 512 at worst), a score error e moves exp by the same
 RELATIVE_ERROR_FLAT = {torch.bfloat16: 2.5e-3, torch.float32: 1.0e-5}
 """The same bound for any data: a nearly, but not exactly, uniform softmax reaches sqrt(1.66**2 + 1.5**2) = 2.25e-3."""
 
-UNSUPPORTED_OPTIONS: Mapping[str, tuple[object, ...]] = {
-    "logit_cap": (None, 0, 0.0),
-    "sliding_window": (None, -1),
-    "sinks": (None,),
-    "xai_temperature_len": (None, -1),
-    "k_scale": (None, 1.0),
-    "v_scale": (None, 1.0),
-}
-"""Options of SGLang's call that this operator does not compute, with the values that mean "off"."""
+LSE_ERROR = {torch.bfloat16: 4.0e-3, torch.float32: 1.0e-5}
+"""Largest abs(lse - exact) / max(1, abs(exact)): one bfloat16 rounding (2**-8) of the summed weights, which may all lean
+to one side, or float32's as above. An implementation that sums unrounded weights stays near 1e-6."""
 
 INDEX_DTYPES = (torch.int32, torch.int64)
 MASK_DTYPES = (torch.bool, torch.uint8)
@@ -123,51 +135,30 @@ def check(
     kv_indptr: torch.Tensor,
     kv_indices: torch.Tensor,
     *,
-    nodes: int,
-    scale: float,
-    mask: torch.Tensor | None = None,
-    mask_indptr: torch.Tensor | None = None,
-    tree_bits: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-    lse: torch.Tensor | None = None,
-    workspace: torch.Tensor | None = None,
-    fixed_split: int | None = None,
     limits: Limits = TORCH_LIMITS,
+    **options: Unpack[Options],
 ) -> Problem:
-    """Check one call (see ``api.tree_attention`` for the arguments) and return its dimensions.
+    """Check one call (see ``api.tree_attention`` and ``Options``) and return its dimensions.
 
     Raises ``ContractError`` naming operator, tensor, dimension, what was expected and what came. Reads tensor values
     only when they are in host memory, so it neither waits for a device nor breaks a graph capture.
     """
+    refuse_unknown(options)
+    nodes, mask, mask_indptr = options["nodes"], options.get("mask"), options.get("mask_indptr")
     for name, tensor in (("q", q), ("draft_kv", draft_kv), ("kv_pool", kv_pool)):
         expect_tensor(name, tensor)
-    _check_scalars(nodes, scale, fixed_split, limits)
+    _check_scalars(nodes, options["scale"], options.get("fixed_split"), limits)
     problem = _check_query(q, nodes, limits)
     _check_matrix("draft_kv", draft_kv, problem, limits, rows=problem.tokens)
     _check_matrix("kv_pool", kv_pool, problem, limits, rows=None)
     problem = Problem(problem.batch, nodes, problem.heads, kv_pool.shape[0], q.dtype, q.device)
     expect_vector("kv_indptr", kv_indptr, INDEX_DTYPES, problem.device, length=problem.batch + 1)
     expect_vector("kv_indices", kv_indices, INDEX_DTYPES, problem.device)
-    _check_visibility(mask, mask_indptr, tree_bits, problem)
-    _check_outputs(out, lse, workspace, problem, limits)
+    _check_visibility(mask, mask_indptr, options.get("tree_bits"), problem)
+    _check_outputs(options, problem, limits)
     if kv_indptr.device.type == "cpu":
         _check_values(kv_indptr, kv_indices, mask, mask_indptr, problem)
     return problem
-
-
-def refuse_options(options: Mapping[str, object]) -> None:
-    """Raise ``ContractError`` for the first option of SGLang's call that is set and not computed here.
-
-    A value that means "off" (see ``UNSUPPORTED_OPTIONS``) passes. Tensors (scales, sinks) are refused unread: looking
-    into one would wait for the device. A name that is not known at all is refused as well.
-    """
-    for name, value in options.items():
-        off = UNSUPPORTED_OPTIONS.get(name)
-        if off is None:
-            raise ContractError.of(OPERATOR, name, f"one of {', '.join(UNSUPPORTED_OPTIONS)}", "an unknown option")
-        if isinstance(value, torch.Tensor) or value not in off:
-            got = "a tensor" if isinstance(value, torch.Tensor) else repr(value)
-            raise ContractError.of(OPERATOR, name, "no value (this option is not supported)", got)
 
 
 def rows_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -236,13 +227,8 @@ def _check_visibility(
             raise ContractError.of(OPERATOR, "tree_bits: strides", "contiguous", list(tree_bits.stride()))
 
 
-def _check_outputs(
-    out: torch.Tensor | None,
-    lse: torch.Tensor | None,
-    workspace: torch.Tensor | None,
-    problem: Problem,
-    limits: Limits,
-) -> None:
+def _check_outputs(options: Options, problem: Problem, limits: Limits) -> None:
+    out, lse, workspace = options.get("out"), options.get("lse"), options.get("workspace")
     if out is not None:
         expect_shaped("out", out, (problem.dtype,), problem.device, (problem.tokens, problem.heads, LATENT))
         expect_strides("out", out, LATENT, limits.alignment)

@@ -17,7 +17,7 @@ from treeverify.errors import ParityError
 HISTOGRAM_BINS = 16
 """Bin 0 counts elements 0 ULP apart, bin i those 2**(i-1) to 2**i - 1 apart, the last one everything beyond."""
 _FRACTION_BITS = {torch.bfloat16: 7, torch.float32: 23}
-_INTEGER = {torch.bfloat16: torch.int16, torch.float32: torch.int32}
+_INTEGER = {torch.bfloat16: (torch.int16, torch.int32), torch.float32: (torch.int32, torch.int64)}
 
 
 @dataclass(frozen=True)
@@ -117,14 +117,16 @@ def compare(expected: torch.Tensor, got: torch.Tensor) -> Difference:
     relative = torch.where(row_error == 0, 0.0, row_error / row_norm)  # x / 0 = inf, as documented
     scaled = error / _spacing(want.abs().amax(dim=-1, keepdim=True), unit)
     distance = _ulp_distance(want.to(unit), have.to(unit))
-    bins = torch.frexp(distance.to(wide)).exponent.clamp_(max=HISTOGRAM_BINS - 1)
+    bins = _bit_length(distance).clamp_(max=HISTOGRAM_BINS - 1)
     mismatched = 0 if broken is None else int(broken.sum())
-    max_row_ulp = float(scaled.max())
+    row_ulp = scaled.amax(dim=-1).flatten()
+    max_row_ulp = float(row_ulp.max())
     flat: int | None = None
     if broken is not None and mismatched:
         flat = int(broken.flatten().int().argmax())
     elif max_row_ulp > 0:
-        flat = int(scaled.argmax())
+        row = int(row_ulp.argmax())
+        flat = row * scaled.shape[-1] + int(scaled.flatten(0, 1)[row].argmax())
     return Difference(
         calls=1,
         elements=expected.numel(),
@@ -165,10 +167,16 @@ def _ulp_distance(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def _ordinal(value: torch.Tensor) -> torch.Tensor:
-    """Map floats to int64 so that neighbours differ by 1."""
-    bits = value.contiguous().view(_INTEGER[value.dtype]).long()
-    lowest = -(1 << (8 * value.element_size() - 1))
-    return torch.where(bits < 0, lowest - bits, bits)
+    """Map floats to integers, twice as wide, so that neighbours differ by 1 and both zeros are 0."""
+    integer, wider = _INTEGER[value.dtype]
+    bits = value.contiguous().view(integer)
+    sign = bits >> (8 * value.element_size() - 1)  # 0 or -1
+    return ((bits ^ (sign & torch.iinfo(integer).max)) - sign).to(wider)
+
+
+def _bit_length(distance: torch.Tensor) -> torch.Tensor:
+    """0 for 0, else 1 + floor(log2(distance)), read off the exponent of a float32 (exact below 2**24)."""
+    return ((distance.float().view(torch.int32) >> 23) - 126).clamp_(min=0)
 
 
 def _element(expected: torch.Tensor, got: torch.Tensor, flat: int) -> Worst:

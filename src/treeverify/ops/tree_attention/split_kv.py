@@ -14,11 +14,11 @@ cut depends on the request's own length only, so a result never depends on the r
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import torch
 
-from treeverify.ops.tree_attention.contract import LATENT, ROW, TORCH_LIMITS, check, rows_of
+from treeverify.ops.tree_attention.contract import LATENT, ROW, TORCH_LIMITS, Options, check, rows_of
 
 SPLIT_ROWS = 4096
 """Prefix rows per split unless ``fixed_split`` says otherwise."""
@@ -43,39 +43,17 @@ def tree_attention_split_kv(
     kv_pool: torch.Tensor,
     kv_indptr: torch.Tensor,
     kv_indices: torch.Tensor,
-    *,
-    nodes: int,
-    scale: float,
-    mask: torch.Tensor | None = None,
-    mask_indptr: torch.Tensor | None = None,
-    tree_bits: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-    lse: torch.Tensor | None = None,
-    workspace: torch.Tensor | None = None,
-    fixed_split: int | None = None,
+    **options: Unpack[Options],
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute tree attention split by split; arguments, results and errors as in ``api.tree_attention``.
 
     Returns ``out [batch*nodes, heads, 512]`` in q's dtype and ``lse [batch*nodes, heads]`` float32. ``workspace`` is
     checked and not used.
     """
-    problem = check(
-        q,
-        draft_kv,
-        kv_pool,
-        kv_indptr,
-        kv_indices,
-        nodes=nodes,
-        scale=scale,
-        mask=mask,
-        mask_indptr=mask_indptr,
-        tree_bits=tree_bits,
-        out=out,
-        lse=lse,
-        workspace=workspace,
-        fixed_split=fixed_split,
-        limits=TORCH_LIMITS,
-    )
+    problem = check(q, draft_kv, kv_pool, kv_indptr, kv_indices, limits=TORCH_LIMITS, **options)
+    nodes, scale, split = problem.nodes, options["scale"], options.get("fixed_split") or SPLIT_ROWS
+    mask, mask_indptr, tree_bits = options.get("mask"), options.get("mask_indptr"), options.get("tree_bits")
+    out, lse = options.get("out"), options.get("lse")
     out = q.new_empty(problem.tokens, problem.heads, LATENT) if out is None else out
     lse = q.new_empty(problem.tokens, problem.heads, dtype=torch.float32) if lse is None else lse
     draft_rows, pool_rows = rows_of(draft_kv), rows_of(kv_pool)
@@ -92,7 +70,7 @@ def tree_attention_split_kv(
         query = q[tokens].reshape(nodes * problem.heads, ROW).float()
         partials = [
             _split(query, part, pool_rows, tail, visible, scale, q.dtype)
-            for part, tail in _cut(slots, draft_rows[tokens], fixed_split or SPLIT_ROWS)
+            for part, tail in _cut(slots, draft_rows[tokens], split)
         ]
         result, log_total = merge(partials)
         out[tokens] = result.view(nodes, problem.heads, LATENT)
@@ -143,7 +121,7 @@ def _split(
     """Walk one split tile by tile: query fp32 ``[rows, 576]``; the last tile also takes the draft rows, if any."""
     state: Partial | None = None
     for part, tail in _cut(slots, draft, TILE_ROWS):
-        keys = pool_rows[part].float() if tail is None else _with_draft(pool_rows, part, tail, visible)
+        keys = pool_rows.index_select(0, part).float() if tail is None else _with_draft(pool_rows, part, tail, visible)
         scores = (query @ keys.T).mul_(scale)
         if tail is not None:
             heads = scores.shape[0] // visible.shape[0]
@@ -163,7 +141,7 @@ def _with_draft(
     if pool_rows.dtype == torch.float32:
         torch.index_select(pool_rows, 0, slots, out=keys[:prefix])
     else:
-        keys[:prefix] = pool_rows[slots]
+        keys[:prefix] = pool_rows.index_select(0, slots)
     keys[prefix:] = draft
     keys[prefix:].masked_fill_(~visible.any(dim=0)[:, None], 0.0)
     return keys
