@@ -72,6 +72,7 @@ def top_candidates(logits: NDArray[np.float32], k: int) -> Candidates:
     Raises ContractError for a NaN or +inf logit (names depth and token id), ``k < 0``, and another dtype or rank.
     """
     logits = require_array("top_candidates", "logits", logits, (np.float32,), ndim=2)
+    logits = np.ascontiguousarray(logits)  # the order of a sum follows the memory; the same values give the same bits
     depth, vocab = logits.shape
     if vocab == 0:
         raise ContractError.of("top_candidates", "logits: vocab", ">= 1", 0)

@@ -236,7 +236,7 @@ def _checked_rows(operator: str, logits: NDArray[Any]) -> NDArray[np.float64]:
             raise ContractError.of(operator, "logits", "finite or -inf", at)
         row_of = _where(peak == -np.inf)
         raise ContractError.of(operator, "logits", "a finite logit in each row", f"only -inf at row {row_of}")
-    return np.array(logits, dtype=np.float64).reshape(-1, logits.shape[-1])
+    return np.array(logits, dtype=np.float64, order="C").reshape(-1, logits.shape[-1])
 
 
 def _where(bad: NDArray[np.bool_]) -> tuple[int, ...]:
