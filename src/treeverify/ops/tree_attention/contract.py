@@ -82,8 +82,8 @@ RELATIVE_ERROR_FLAT = {torch.bfloat16: 2.5e-3, torch.float32: 1.0e-5}
 """The same bound for any data: a nearly, but not exactly, uniform softmax reaches sqrt(1.66**2 + 1.5**2) = 2.25e-3."""
 
 LSE_ERROR = {torch.bfloat16: 4.0e-3, torch.float32: 1.0e-5}
-"""Largest abs(lse - exact) / max(1, abs(exact)): one bfloat16 rounding (2**-8) of the summed weights, which may all lean
-to one side, or float32's as above. An implementation that sums unrounded weights stays near 1e-6."""
+"""Largest abs(lse - exact) / max(1, abs(exact)): one bfloat16 rounding (2**-8) of the summed weights, if all
+lean to one side, or float32's as above. An implementation that sums unrounded weights stays near 1e-6."""
 
 INDEX_DTYPES = (torch.int32, torch.int64)
 MASK_DTYPES = (torch.bool, torch.uint8)

@@ -113,7 +113,7 @@ def compare(expected: torch.Tensor, got: torch.Tensor) -> Difference:
         odd = ~(want.isfinite() & have.isfinite())
         broken = odd & ~((want == have) | (want.isnan() & have.isnan()))
         want, have, error = (value.masked_fill(odd, 0.0) for value in (want, have, error))
-    row_error, row_norm = error.norm(dim=-1), want.norm(dim=-1)
+    row_error, row_norm = (torch.linalg.vector_norm(x, dim=-1, dtype=torch.float64) for x in (error, want))
     relative = torch.where(row_error == 0, 0.0, row_error / row_norm)  # x / 0 = inf, as documented
     scaled = error / _spacing(want.abs().amax(dim=-1, keepdim=True), unit)
     distance = _ulp_distance(want.to(unit), have.to(unit))
@@ -135,8 +135,8 @@ def compare(expected: torch.Tensor, got: torch.Tensor) -> Difference:
         max_relative=float(relative.max()),
         max_row_ulp=max_row_ulp,
         max_ulp=int(distance.max()),
-        square_error=float(row_error.double().square().sum()),
-        square_expected=float(row_norm.double().square().sum()),
+        square_error=float(row_error.square().sum()),
+        square_expected=float(row_norm.square().sum()),
         histogram=tuple(torch.bincount(bins.flatten(), minlength=HISTOGRAM_BINS).tolist()),
         worst=None if flat is None else _element(expected, got, flat),
     )
