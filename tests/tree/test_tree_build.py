@@ -93,9 +93,11 @@ def test_deep_and_wide_ranks_still_compare_as_tuples():
     assert ranks[39:42] == [(0,) * 40, (0,) * 39 + (1,), (0,) * 39 + (2,)]
 
 
-def test_a_sum_that_overflows_float32_is_not_drafted():
-    found = Candidates(np.full((2, 1), -3e38, np.float32), np.array([[1], [2]], np.int64))
-    assert build_tree(0, found, 9).tokens.tolist() == [0, 1]
+def test_a_sum_that_overflows_float32_is_not_drafted_and_any_finite_one_is():
+    chain = Candidates(np.full((2, 1), -3e38, np.float32), np.array([[1], [2]], np.int64))
+    assert build_tree(0, chain, 9).tokens.tolist() == [0, 1]
+    low = Candidates(np.array([[0, -3e38], [-1, -3e38]], np.float32), np.array([[1, 2], [3, 4]], np.int64))
+    assert ranks_of(build_tree(0, low, 9), low) == [(0,), (0, 0), (0, 1), (1,), (1, 0)]
 
 
 @pytest.mark.parametrize("shape", [(0, 0), (0, 4), (3, 0), (3, 4)])

@@ -1,6 +1,7 @@
 """The law a token is drawn from: temperature, top-k, top-p and min-p applied to the target's logits, and the draw.
 
-Per row, in this order (SGLang's speculative verification applies the same sequence):
+Per row, in this order (SGLang's sequence in tree verification, which has no min-p, and in its sampler with min-p; its
+sampler without min-p judges top-k and top-p jointly, on the law before either):
 
 1. weights ``exp((logit - max) / temperature)``; below temperature 1e-5 all weight is on the argmax, whatever follows;
 2. top-k: the first ``top_k`` tokens;
