@@ -1,0 +1,259 @@
+"""The attention benchmark: every point x every implementation, interleaved with the machine's ceilings, into records.
+
+For each point: make inputs, let each implementation capture a CUDA graph of calls over rotated KV sets, replay it into
+a poisoned output and compare that with float64, then time all graphs and the ceilings in turn, round after round. An
+implementation that is missing, refuses a point or gives a wrong result leaves a record with the reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from treeverify.bench import record, rivals
+from treeverify.bench.ceilings import (
+    COPY,
+    MATMUL,
+    MMA_SYNC,
+    UNITS,
+    Ceiling,
+    Rates,
+    copy_ceiling,
+    matmul_ceiling,
+    mma_sync_ceiling,
+)
+from treeverify.bench.check import call_order, error_of_replay, reference
+from treeverify.bench.rivals import Implementation, Missing
+from treeverify.bench.timing import GraphReplay, Replay, interleave, make_replay, median
+from treeverify.bench.workloads import (
+    Indices,
+    Point,
+    Workload,
+    load_points,
+    make_pool,
+    make_workload,
+    parse_point,
+    pool_slots,
+)
+from treeverify.errors import BuildError, TreeverifyError
+
+WRONG = 1.0e-2
+"""Relative error from which a result counts as wrong; bf16 kernels show 1.7e-3 to 2.8e-3."""
+
+_Failure = (TreeverifyError, RuntimeError, ValueError, TypeError, AttributeError, OSError, AssertionError)
+
+
+@dataclass
+class Options:
+    """What to run and how."""
+
+    output: Path
+    implementations: Sequence[str] = rivals.NAMES
+    seconds: float = 200.0
+    """No new point begins after this long; the points left out leave records that say so."""
+    rounds: int = 5
+    seed: int = 0
+    commit: str | None = None
+    device: str = "cuda"
+    max_sets: int | None = None
+    """Upper limit of KV sets per point; None: as many as the cache asks for."""
+    say: Callable[[str], None] = print
+
+
+@dataclass
+class _Entry:
+    """One implementation in one index layout at one point: its replay or the reason why there is none."""
+
+    implementation: str
+    indices: Indices
+    tree: bool
+    replay: Replay | None = None
+    error: float | None = None
+    reason: str | None = None
+
+    @property
+    def key(self) -> str:
+        return f"{self.implementation} {self.indices}"
+
+
+@dataclass
+class _Bench:
+    """State of a run."""
+
+    options: Options
+    device: torch.device
+    environment: record.Record
+    loaded: list[Implementation | Missing]
+    ceilings: list[Ceiling] = field(default_factory=list)
+    missing_ceiling: str | None = None
+    records: list[record.Record] = field(default_factory=list)
+
+    def write(self, benchmark: str, impl: str, case: dict[str, object], **fields: object) -> record.Record:
+        entry = {"benchmark": benchmark, "impl": impl, "case": case, **fields, **self.environment}
+        record.append(self.options.output, entry)
+        self.records.append(entry)
+        return entry
+
+
+def run_attention_bench(points: Sequence[Point], options: Options) -> list[record.Record]:
+    """Measure every point with every implementation; append to ``options.output`` point by point; return the records.
+
+    Raises ``ConfigError`` for an unknown implementation, and nothing for one that is missing or fails.
+    """
+    begin = time.perf_counter()
+    device = torch.device(options.device)
+    loaded = [rivals.load(name) for name in options.implementations]
+    bench = _Bench(options, device, record.environment(commit=options.commit), loaded)
+    for implementation in loaded:
+        if isinstance(implementation, Missing):
+            options.say(f"missing: {implementation.name}: {implementation.reason}")
+    bench.ceilings = [copy_ceiling(device), matmul_ceiling(device)]
+    try:
+        bench.ceilings.append(mma_sync_ceiling(device))
+    except (BuildError, OSError) as error:
+        bench.missing_ceiling = str(error)
+        options.say(f"missing: {error}")
+    pool = make_pool(pool_slots(points, options.max_sets), device, options.seed)
+    for point in points:
+        spent = time.perf_counter() - begin
+        if spent > options.seconds:
+            _skip_point(bench, point, f"not run: the time budget of {options.seconds:g} s was spent")
+            continue
+        _run_point(bench, point, pool)
+        options.say(f"{point}: {time.perf_counter() - begin - spent:.1f} s, {spent:.0f} s before")
+    return bench.records
+
+
+def _run_point(bench: _Bench, point: Point, pool: torch.Tensor) -> None:
+    entries: list[_Entry] = []
+    wanted = [item for item in bench.loaded if isinstance(item, Implementation)]
+    layouts: list[Indices] = ["scatter", "contig", "page64"]
+    for indices in layouts:
+        users = [item for item in wanted if indices in item.indices]
+        if users:
+            work = make_workload(point, pool, indices, bench.options.seed, bench.options.max_sets)
+            entries += _prepare_layout(bench, work, users)
+    replays: dict[str, Replay] = {entry.key: entry.replay for entry in entries if entry.replay is not None}
+    replays |= {ceiling.name: ceiling.replay for ceiling in bench.ceilings}
+    runs = interleave(replays, bench.options.rounds)
+    rates = _write_ceilings(bench, point, runs)
+    missing = [item for item in bench.loaded if isinstance(item, Missing)]
+    entries += [_Entry(item.name, "scatter", True, reason=item.reason) for item in missing]
+    for entry in sorted(entries, key=lambda entry: bench.options.implementations.index(entry.implementation)):
+        _write_entry(bench, point, entry, runs.get(entry.key, []), rates)
+        if isinstance(entry.replay, GraphReplay):
+            entry.replay.close()
+
+
+def _prepare_layout(bench: _Bench, work: Workload, users: Sequence[Implementation]) -> list[_Entry]:
+    """Capture and check every implementation on ``work``."""
+    references: dict[tuple[bool, int], torch.Tensor] = {}
+    entries = []
+    for item in users:
+        entry = _Entry(item.name, work.indices, item.tree)
+        try:
+            calls = item.prepare(work)
+            order = call_order(calls, bench.device)
+            entry.replay = make_replay([calls[number] for number in order], bench.device)
+            key = (item.tree, order[-1])
+            if key not in references:
+                references[key] = reference(work, *key)
+            entry.error = error_of_replay(entry.replay, calls[order[-1]], references[key])
+            if not entry.error <= WRONG:
+                entry.reason = f"wrong result: relative error {entry.error:.2e} against float64"
+        except _Failure as failure:
+            entry.reason = f"{type(failure).__name__}: {failure}"[:500]
+        if entry.reason is not None:
+            entry.replay = None
+        entries.append(entry)
+    return entries
+
+
+def _write_ceilings(bench: _Bench, point: Point, runs: dict[str, list[float]]) -> Rates:
+    medians: dict[str, float] = {}
+    case: dict[str, object] = {"point": str(point)}
+    for ceiling in bench.ceilings:
+        rates = [ceiling.rate(us) for us in runs[ceiling.name]]
+        medians[ceiling.name] = median(rates)
+        fields = {"rate": medians[ceiling.name], "rate_runs": rates, "unit": UNITS[ceiling.name], "reason": None}
+        bench.write("ceiling", ceiling.name, case, **fields)
+    if bench.missing_ceiling:
+        fields = {"rate": None, "rate_runs": [], "unit": UNITS[MMA_SYNC], "reason": bench.missing_ceiling}
+        bench.write("ceiling", MMA_SYNC, case, **fields)
+    return Rates(medians[COPY], medians[MATMUL], medians.get(MMA_SYNC))
+
+
+def _case(point: Point, indices: str, tree: bool) -> dict[str, object]:
+    mask = "tree" if tree else "causal"
+    case = {"bs": point.bs, "nodes": point.nodes, "heads": point.heads, "prefix": point.prefix}
+    return {**case, "indices": indices, "mask": mask}
+
+
+def _write_entry(bench: _Bench, point: Point, entry: _Entry, runs: list[float], rates: Rates) -> None:
+    floor, bound = rates.floor(point)
+    us = round(median(runs), 3) if runs else None
+    error = entry.error if entry.error is not None and math.isfinite(entry.error) else None
+    written = bench.write(
+        "attention",
+        entry.implementation,
+        _case(point, entry.indices, entry.tree),
+        us=us,
+        us_runs=[round(run, 3) for run in runs],
+        floor_us=round(floor, 3),
+        bound=bound,
+        ratio=round(us / floor, 3) if us is not None else None,
+        error=error,
+        reason=entry.reason,
+        rates={"copy": rates.copy, "matmul": rates.matmul, "mma_sync": rates.mma_sync},
+    )
+    timing = f"{us:10.1f} us  {written['ratio']:7.2f} x floor  error {error:.2e}" if us else entry.reason
+    bench.options.say(f"  {point!s:>18} {entry.key:34} {timing}")
+
+
+def _skip_point(bench: _Bench, point: Point, reason: str) -> None:
+    fields: dict[str, object] = {
+        "us": None,
+        "us_runs": [],
+        "floor_us": None,
+        "bound": "",
+        "ratio": None,
+        "error": None,
+        "rates": {},
+    }
+    for item in bench.loaded:
+        case = _case(point, "scatter", isinstance(item, Missing) or item.tree)
+        bench.write("attention", item.name, case, reason=reason, **fields)
+    bench.options.say(f"  {point}: {reason}")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Command line of the benchmark: ``python -m treeverify.bench.attention``."""
+    parser = argparse.ArgumentParser(prog="treeverify bench attention", description=__doc__)
+    parser.add_argument("--points", default="", help="comma-separated, such as 1/9/8/128k; default: all of --anchors")
+    parser.add_argument("--anchors", type=Path, default=Path("benchmarks/anchors/h200-anchors.csv"))
+    parser.add_argument("--implementations", default=",".join(rivals.NAMES))
+    parser.add_argument("--output", type=Path, default=Path("benchmarks/results/attention.jsonl"))
+    parser.add_argument("--seconds", type=float, default=200.0, help="no new point begins after this long")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--commit", default=None, help="written into the records; default: ask git")
+    chosen = parser.parse_args(arguments)
+    texts = [text for text in chosen.points.split(",") if text]
+    points = [parse_point(text) for text in texts] or load_points(chosen.anchors)
+    options = Options(
+        output=chosen.output,
+        implementations=chosen.implementations.split(","),
+        seconds=chosen.seconds,
+        rounds=chosen.rounds,
+        commit=chosen.commit,
+    )
+    run_attention_bench(points, options)
+
+
+if __name__ == "__main__":
+    main()

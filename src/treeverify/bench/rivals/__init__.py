@@ -1,0 +1,12 @@
+"""The implementations that the attention benchmark compares: ours and others' kernels, one adapter each.
+
+An adapter imports an installed package and calls it; no code of a rival lives here. ``load`` returns an
+``Implementation``, or a ``Missing`` that says why there is none on this machine.
+"""
+
+from __future__ import annotations
+
+from treeverify.bench.rivals.base import Call, Implementation, Missing
+from treeverify.bench.rivals.catalogue import NAMES, load
+
+__all__ = ["NAMES", "Call", "Implementation", "Missing", "load"]
