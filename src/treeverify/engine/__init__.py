@@ -1,1 +1,1 @@
-"""Requests, scheduling and the draft-verify-accept-commit step."""
+"""Requests, scheduler, one draft-verify-accept-commit step, verify modes."""

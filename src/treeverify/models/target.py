@@ -77,6 +77,21 @@ class Target:
         """Read ``path/config.json`` and its safetensors; ConfigError or WeightsError, one line each."""
         return cls(TargetConfig.load(path), weights.load(path), dtype=dtype, device=device, source=path)
 
+    @property
+    def vocab_size(self) -> int:
+        """Ids are 0 .. vocab_size - 1."""
+        return self.config.vocab_size
+
+    @property
+    def context(self) -> int:
+        """Positions are 0 .. context - 1."""
+        return self.config.context
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """The ids that end a text, possibly none."""
+        return self.config.eos_token_ids
+
     def new_pool(self, slots: int) -> torch.Tensor:
         """An uninitialised KV pool [layers, slots, row] in this model's dtype."""
         shape = (self.config.num_hidden_layers, slots, self.config.row)

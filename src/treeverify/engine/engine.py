@@ -1,0 +1,299 @@
+"""The embedded engine: submit, step, stream, abort. Single-threaded; every public call happens between steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from treeverify import env
+from treeverify.engine.cache import Cache
+from treeverify.engine.metrics import Metrics
+from treeverify.engine.protocols import Drafter, Target
+from treeverify.engine.randomness import fresh_seed
+from treeverify.engine.request import (
+    DraftMode,
+    DraftOptions,
+    FinishReason,
+    Output,
+    Request,
+    Result,
+    SamplingParams,
+)
+from treeverify.engine.scheduler import Scheduler
+from treeverify.engine.step import Stepper
+from treeverify.engine.verify import Implementation, VerifyAttention, VerifyRecord, ours
+from treeverify.env import VerifyMode
+from treeverify.errors import CapacityError, ConfigError, ContractError
+from treeverify.kvpool.pool import PoolAudit
+
+
+class _Tokenizer(Protocol):
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Sizes and choices of an engine; ConfigError for a value that cannot be used.
+
+    ``verify`` None reads KDTREE_VERIFY. ``implementation`` names what ``on`` and ``validate`` call ours (None: the
+    device's first). ``max_batch`` counts running requests; ``prefill_chunk`` tokens are prefilled per step at most,
+    and no more than 256, so that a chunk is a legal verify call on a GPU too.
+    """
+
+    slots: int = 8192
+    max_batch: int = 16
+    prefill_chunk: int = 256
+    verify: VerifyMode | str | None = None
+    implementation: str | None = None
+    pool_seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the sizes."""
+        for name, high in (("slots", None), ("max_batch", None), ("prefill_chunk", 256)):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1 or (high is not None and value > high):
+                limit = ">= 1" if high is None else f"1..{high}"
+                raise ConfigError(f"{name}: expected an integer {limit}, got {value!r}")
+
+
+class Engine:
+    """Generates text for many requests over one paged pool; output is plain decoding's, whatever the draft."""
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter | None = None,
+        tokenizer: _Tokenizer | None = None,
+        config: EngineConfig | None = None,
+        *,
+        mine: Implementation | None = None,
+    ) -> None:
+        """Allocate the pool. ``mine`` replaces the implementation under test (tests plant faults with it)."""
+        self.config = config or EngineConfig()
+        self.target, self.drafter, self.tokenizer = target, drafter, tokenizer
+        self.metrics = Metrics()
+        self._cache = Cache(target, drafter, self.config.slots, self.config.pool_seed)
+        mode = env.verify_mode() if self.config.verify is None else env.parse_verify_mode(self.config.verify)
+        self._attention = VerifyAttention(mode, target.scale, mine or ours(self.config.implementation))
+        self._stepper = Stepper(target, drafter, self._cache, self._attention, self.metrics)
+        self._scheduler = Scheduler(self.config.max_batch, self._cache.grow, self._cache.release)
+        self._requests: dict[int, Request] = {}
+        self._next_id = 0
+
+    # -- what is asked ------------------------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        draft: DraftMode | str = DraftMode.TREE,
+        budget: int | None = None,
+    ) -> int:
+        """Queue a request and return its id; it starts when it fits.
+
+        ``budget``: draft nodes beside the root (default: 16 for a tree, the drafter's depth for a chain). Raises
+        ContractError (empty prompt, ids out of range), ConfigError (draft, budget) or CapacityError (can never fit).
+        """
+        params = params or SamplingParams()
+        options = DraftOptions.of(draft, budget)
+        if options.mode is not DraftMode.NONE and self.drafter is None:
+            raise ConfigError(f"draft: {options.mode} needs a drafter, and this engine has none")
+        prompt = self._checked_prompt(prompt_ids)
+        stop = self.target.eos_token_ids if params.stop_token_ids is None else params.stop_token_ids
+        if bad := [token for token in stop if token >= self.target.vocab_size]:
+            raise ConfigError(f"stop_token_ids: expected ids below {self.target.vocab_size}, got {bad[0]}")
+        width = options.width(self.drafter.depth if self.drafter else 0)
+        max_new = min(params.max_new_tokens, self.target.context - len(prompt))
+        most = Request.most_slots(len(prompt), max_new, width)
+        if most > self.config.slots:
+            raise CapacityError(
+                f"request: needs up to {most} slots ({len(prompt)} prompt + {max_new} new tokens, {width} nodes per "
+                f"step), but the pool has {self.config.slots}"
+            )
+        ids = np.zeros(len(prompt) + max_new, dtype=np.int64)
+        ids[: len(prompt)] = prompt
+        request = Request(
+            id=self._next_id,
+            ids=ids,
+            prompt_length=len(prompt),
+            params=params,
+            draft=options,
+            seed=fresh_seed() if params.seed is None else params.seed,
+            width=width,
+            stop=frozenset(stop),
+            slots=np.zeros(most, dtype=np.int64),
+            length=len(prompt),
+        )
+        self._next_id += 1
+        self._requests[request.id] = request
+        self._scheduler.submit(request)
+        return request.id
+
+    def abort(self, request_id: int) -> bool:
+        """End a request now, waiting or running, and free its slots; False if it has ended already (or never was)."""
+        request = self._requests.get(request_id)
+        if request is None or request.finish is not None:
+            return False
+        request.finish = FinishReason.ABORT
+        self._scheduler.end(request)
+        return True
+
+    def set_verify_mode(self, mode: VerifyMode | str) -> None:
+        """Change the verify mode from the next step on; ConfigError for anything but off, validate, on."""
+        self._attention.mode = env.parse_verify_mode(mode)
+
+    # -- what is done -------------------------------------------------------------------------------------------------
+
+    @property
+    def busy(self) -> bool:
+        """True while a request waits or runs."""
+        return bool(self._scheduler.running or self._scheduler.waiting)
+
+    @torch.inference_mode()
+    def step(self) -> list[Output]:
+        """Admit, prefill at most one chunk's tokens, then one verify step for every decoding request.
+
+        Returns one output for each request that got tokens or ended.
+        """
+        self._scheduler.admit()
+        outputs = self._prefill()
+        ready = self._scheduler.reserve()
+        by_width = sorted(ready, key=lambda request: request.width)
+        for _, group in groupby(by_width, key=lambda request: request.width):
+            requests = list(group)
+            outputs += [self._output(r, new) for r, new in zip(requests, self._stepper.decode(requests), strict=True)]
+        self.metrics.retractions += self._scheduler.take_retractions()
+        return outputs
+
+    def stream(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        draft: DraftMode | str = DraftMode.TREE,
+        budget: int | None = None,
+    ) -> Iterator[list[int]]:
+        """Submit (at once, so errors come from this call) and yield new tokens as steps commit them.
+
+        Other requests advance meanwhile. Closing the iterator early aborts the request.
+        """
+        return self._tokens_of(self.submit(prompt_ids, params, draft=draft, budget=budget))
+
+    def generate(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        draft: DraftMode | str = DraftMode.TREE,
+        budget: int | None = None,
+    ) -> Result:
+        """Submit one request and run until it has ended."""
+        return self.finish(self.submit(prompt_ids, params, draft=draft, budget=budget))
+
+    def finish(self, request_id: int) -> Result:
+        """Run until the request has ended; returns its result and forgets it. ContractError for an unknown id."""
+        while not self.ended(request_id):
+            self.step()
+        return self.result(request_id)
+
+    def ended(self, request_id: int) -> bool:
+        """True once the request has finished or was aborted; ContractError for an unknown or forgotten id."""
+        return self._known(request_id).finish is not None
+
+    def result(self, request_id: int) -> Result:
+        """The result of a request that has ended, which is then forgotten; ContractError if it has not."""
+        request = self._known(request_id)
+        if request.finish is None:
+            raise ContractError.of("result", "request_id", "a request that has ended", request_id)
+        del self._requests[request_id]
+        return Result(
+            request_id, request.tokens, request.finish, request.seed, request.acceptance_lengths, request.retractions
+        )
+
+    # -- what is known ------------------------------------------------------------------------------------------------
+
+    @property
+    def verify_mode(self) -> VerifyMode:
+        """The mode of the next step."""
+        return self._attention.mode
+
+    @property
+    def verify_record(self) -> VerifyRecord:
+        """What ``validate`` has recorded since the start or the last ``reset_record``."""
+        return self._attention.record
+
+    def reset_record(self) -> None:
+        """Start a new verify record."""
+        self._attention.record = VerifyRecord()
+
+    def audit(self) -> PoolAudit:
+        """Check that no slot is lost, owned twice or listed by the wrong request; PoolCorruption otherwise."""
+        return self._cache.audit(self._scheduler.requests)
+
+    # -----------------------------------------------------------------------------------------------------------------
+
+    def _prefill(self) -> list[Output]:
+        """Prefill oldest first until the chunk is used up."""
+        outputs: list[Output] = []
+        room = self.config.prefill_chunk
+        for request in list(self._scheduler.running):
+            if request.decoding or room == 0:
+                continue
+            before = request.committed
+            with self.metrics.stage("prefill"):
+                new = self._stepper.prefill(request, room)
+            room -= request.committed - before
+            if new:
+                outputs.append(self._output(request, new))
+        return outputs
+
+    def _output(self, request: Request, new: list[int]) -> Output:
+        self.metrics.tokens += len(new)
+        if request.finish is not None:
+            self._scheduler.end(request)
+        return Output(request.id, new, request.finish)
+
+    def _tokens_of(self, request_id: int) -> Iterator[list[int]]:
+        request = self._known(request_id)
+        told = 0
+        try:
+            while True:
+                if request.length - request.prompt_length > told:
+                    new = request.tokens[told:]
+                    told += len(new)
+                    yield new
+                elif request.finish is not None:
+                    return
+                else:
+                    self.step()
+        finally:
+            self.abort(request_id)
+            self._requests.pop(request_id, None)
+
+    def _known(self, request_id: int) -> Request:
+        request = self._requests.get(request_id)
+        if request is None:
+            raise ContractError.of("engine", "request_id", "an id from submit, not yet forgotten", request_id)
+        return request
+
+    def _checked_prompt(self, prompt_ids: Sequence[int]) -> list[int]:
+        if len(prompt_ids) == 0:
+            raise ContractError.of("submit", "prompt_ids", "at least one token", "none")
+        if len(prompt_ids) >= self.target.context:
+            raise CapacityError(
+                f"prompt: {len(prompt_ids)} tokens leave no room in a context of {self.target.context} tokens"
+            )
+        for index, token in enumerate(prompt_ids):
+            integer = isinstance(token, int | np.integer) and not isinstance(token, bool)
+            if not integer or not 0 <= token < self.target.vocab_size:
+                expected = f"an id in 0..{self.target.vocab_size - 1}"
+                raise ContractError.of("submit", f"prompt_ids[{index}]", expected, repr(token))
+        return [int(token) for token in prompt_ids]

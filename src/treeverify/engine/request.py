@@ -1,0 +1,190 @@
+"""One request: what was asked (validated), how far it is, and what came of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treeverify.engine.randomness import SEED_LIMIT
+from treeverify.errors import ConfigError
+from treeverify.tree.law import LawParams
+
+MAX_BUDGET = 259
+"""Draft nodes beside the root; the CUDA kernel verifies at most 260 nodes per request."""
+
+
+class DraftMode(StrEnum):
+    """How a step's draft is shaped."""
+
+    NONE = "none"  # the root alone: plain decoding
+    CHAIN = "chain"  # the drafter's best token at each depth
+    TREE = "tree"  # DDTree under a budget of nodes
+
+
+class FinishReason(StrEnum):
+    """Why a request ended."""
+
+    STOP = "stop"  # its last token is a stop token
+    LENGTH = "length"  # max_new_tokens, or the context is full
+    ABORT = "abort"  # the caller asked
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How one request samples and when it ends; immutable, ConfigError for a value out of range.
+
+    ``temperature`` 0 is greedy. ``seed`` None draws a fresh one (the result names it). ``stop_token_ids`` None means
+    the model's end-of-text ids, () none at all; the stop token itself is the last token of the result.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int | None = None
+    min_p: float = 0.0
+    seed: int | None = None
+    max_new_tokens: int = 128
+    stop_token_ids: tuple[int, ...] | None = None
+    law: LawParams = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Check every value; temperature, top_p, top_k and min_p are checked by LawParams."""
+        law = LawParams(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p)
+        object.__setattr__(self, "law", law)
+        _check_int("max_new_tokens", self.max_new_tokens, 1, None)
+        if self.seed is not None:
+            _check_int("seed", self.seed, 0, SEED_LIMIT)
+        for token in self.stop_token_ids or ():
+            _check_int("stop_token_ids", token, 0, None)
+
+
+@dataclass(frozen=True)
+class DraftOptions:
+    """Draft mode and budget (nodes beside the root) of one request; ConfigError for anything that is not one."""
+
+    mode: DraftMode
+    budget: int
+
+    @classmethod
+    def of(cls, mode: str, budget: int | None) -> DraftOptions:
+        """Parse; the default budget is 16 for a tree, and for a chain as much as the drafter drafts."""
+        try:
+            parsed = DraftMode(mode)
+        except ValueError:
+            raise ConfigError(f"draft: expected one of {', '.join(DraftMode)}; got {mode!r}") from None
+        if budget is None:
+            budget = 16 if parsed is DraftMode.TREE else MAX_BUDGET
+        _check_int("budget", budget, 0, MAX_BUDGET + 1)
+        return cls(parsed, 0 if parsed is DraftMode.NONE else budget)
+
+    def width(self, depth: int) -> int:
+        """Nodes that a step may verify, root included, with a drafter of ``depth`` tokens."""
+        return 1 + (min(self.budget, depth) if self.mode is DraftMode.CHAIN else self.budget)
+
+
+@dataclass(eq=False)
+class Request:
+    """A request's state. ``ids`` [:length] are prompt and new tokens; the KV rows of the first ``committed`` exist.
+
+    While it decodes, committed == length - 1: the last token is the next step's root. ``slots`` [:owned] are pool
+    slots in position order; those past ``committed`` are reserved for the draft nodes of the next step.
+    """
+
+    id: int
+    ids: NDArray[np.int64]  # [prompt + max_new]
+    prompt_length: int
+    params: SamplingParams
+    draft: DraftOptions
+    seed: int
+    width: int
+    stop: frozenset[int]
+    slots: NDArray[np.int64]  # [the most it can ever own]
+    length: int = 0
+    owned: int = 0
+    committed: int = 0
+    decoding: bool = False
+    finish: FinishReason | None = None
+    acceptance_lengths: list[int] = field(default_factory=list)
+    retractions: int = 0
+
+    @staticmethod
+    def most_slots(prompt: int, max_new: int, width: int) -> int:
+        """Slots a request owns at most: its last step has all but the final two tokens committed, and its nodes."""
+        return prompt if max_new == 1 else prompt + max_new - 2 + width
+
+    @property
+    def remaining(self) -> int:
+        """New tokens it may still produce."""
+        return len(self.ids) - self.length
+
+    @property
+    def tokens(self) -> list[int]:
+        """The new tokens so far."""
+        new: list[int] = self.ids[self.prompt_length : self.length].tolist()
+        return new
+
+    @property
+    def prefill_goal(self) -> int:
+        """Tokens to prefill before it decodes: the prompt, or after a retraction all but the last token."""
+        return max(self.prompt_length, self.length - 1)
+
+    @property
+    def slots_to_start(self) -> int:
+        """Slots it must have when it is admitted: those of its prefill and of the step that follows, if one does."""
+        steps_follow = self.length > self.prompt_length or self.remaining > 1
+        return self.prefill_goal + (self.width if steps_follow else 0)
+
+    def take(self, tokens: list[int]) -> list[int]:
+        """Append tokens up to the first stop token or the limit; returns those kept and sets ``finish``."""
+        kept = tokens[: self.remaining]
+        for index, token in enumerate(kept):
+            if token in self.stop:
+                kept, self.finish = kept[: index + 1], FinishReason.STOP
+                break
+        self.ids[self.length : self.length + len(kept)] = kept
+        self.length += len(kept)
+        if self.finish is None and self.remaining == 0:
+            self.finish = FinishReason.LENGTH
+        return kept
+
+    def rewind(self) -> None:
+        """Forget all KV rows (its slots were taken back); the tokens stay, and prefill will recompute their rows."""
+        self.committed, self.decoding = 0, False
+        self.retractions += 1
+
+
+@dataclass(frozen=True)
+class Output:
+    """What one engine step added to one request; ``finish`` is set on its last output."""
+
+    request_id: int
+    tokens: list[int]
+    finish: FinishReason | None
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished request. Tokens include the stop token that ended it, if one did."""
+
+    request_id: int
+    tokens: list[int]
+    finish: FinishReason
+    seed: int
+    acceptance_lengths: list[int]  # one per verify step; the first new token comes from prefill
+    retractions: int
+
+    @property
+    def acceptance(self) -> float:
+        """Mean acceptance length of a walk: tokens of all verify steps / steps, root counted; NaN without steps."""
+        steps = len(self.acceptance_lengths)
+        return sum(self.acceptance_lengths) / steps if steps else float("nan")
+
+
+def _check_int(name: str, value: object, low: int, end: int | None) -> None:
+    """ConfigError unless ``value`` is an int (numpy's too, no bool) in low .. end - 1."""
+    integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not integer or value < low or (end is not None and value >= end):  # type: ignore[operator]
+        limit = f">= {low}" if end is None else f"{low}..{end - 1}"
+        raise ConfigError(f"{name}: expected an integer {limit}, got {value!r}")
