@@ -39,3 +39,14 @@ def cache_dir() -> Path:
         return Path(explicit)
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "treeverify"
+
+
+def cuda_home() -> Path | None:
+    """``CUDA_HOME``: the CUDA toolkit to compile with; default: nvcc on PATH, then the packages of the extra ``build``."""
+    text = os.environ.get("CUDA_HOME")
+    return Path(text) if text else None
+
+
+def cxx() -> str | None:
+    """``CXX``: the C++ compiler for bindings, also handed to nvcc; default ``g++``."""
+    return os.environ.get("CXX") or None

@@ -22,7 +22,7 @@ from treeverify.ops.tree_attention.split_kv import tree_attention_split_kv
 
 IMPLEMENTATIONS = {
     "cpu": ("split_kv", "reference"),
-    "cuda": ("portable", "naive", "split_kv", "reference"),
+    "cuda": ("portable", "portable-99k", "naive", "split_kv", "reference"),
 }
 """What may be named for each device type; the first is what ``implementation=None`` means there."""
 _CUDA_MODULE = "treeverify.ops.tree_attention.cuda"
@@ -63,10 +63,10 @@ def tree_attention(
         kv_pool: ``[slots, 576]`` or ``[slots, 1, 576]``, dtype of q: the paged pool; values are columns 0..511.
         kv_indptr: ``[batch+1]`` int32 or int64: request i's prefix is ``kv_indices[kv_indptr[i]:kv_indptr[i+1]]``.
         kv_indices: ``[>= kv_indptr[-1]]`` int32 or int64: pool slots of the prefixes; draft nodes are not among them.
-        implementation: ``split_kv`` (the default on a CPU), ``reference``, or on a GPU ``portable`` (the default there)
-            and ``naive``.
+        implementation: ``split_kv`` (the default on a CPU), ``reference``, or on a GPU ``portable`` (the default
+            there), ``portable-99k`` (the same within 99 KiB of shared memory per block) and ``naive``.
         options: ``nodes``, ``scale`` and optionally ``mask``, ``mask_indptr``, ``tree_bits``, ``out``, ``lse``,
-            ``workspace``, ``fixed_split``: see ``Options``, which states shape and dtype of each.
+            ``workspace``, ``fixed_split``, ``max_prefix``: see ``Options``, which states shape and dtype of each.
 
     Returns:
         ``(out, lse)``; the tensors passed in, if they were. A node that sees nothing gives 0 and ``-inf``.

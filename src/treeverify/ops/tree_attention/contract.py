@@ -148,6 +148,8 @@ def check(
     for name, tensor in (("q", q), ("draft_kv", draft_kv), ("kv_pool", kv_pool)):
         expect_tensor(name, tensor)
     _check_scalars(nodes, options["scale"], options.get("fixed_split"), limits)
+    if options.get("max_prefix") is not None:
+        expect_int("max_prefix", options["max_prefix"], 0, None)
     problem = _check_query(q, nodes, limits)
     _check_matrix("draft_kv", draft_kv, problem, limits, rows=problem.tokens)
     _check_matrix("kv_pool", kv_pool, problem, limits, rows=None)

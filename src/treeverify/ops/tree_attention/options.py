@@ -35,6 +35,10 @@ class Options(TypedDict, total=False):
     fixed_split: NotRequired[int | None]
     """Prefix rows per split, >= 1 (a kernel may round up to whole tiles). With it a request's result does not depend,
     bit for bit, on its batch; without it the implementation chooses."""
+    max_prefix: NotRequired[int | None]
+    """The caller's bound on every ``P_i``, which the host cannot read off the device; the length of ``kv_indices``
+    unless given. The kernel ``naive`` must hold that many scores in shared memory; with ``fixed_split`` the workspace
+    grows with it."""
 
 
 UNSUPPORTED_OPTIONS: Mapping[str, tuple[object, ...]] = {
