@@ -8,6 +8,7 @@ from bad_calls import CALLS, VALUE_CALLS, arguments, good_case
 from implementations import IMPLEMENTATIONS
 
 from treeverify.errors import ContractError
+from treeverify.ops.tree_attention.api import IMPLEMENTATIONS as CANDIDATES
 from treeverify.ops.tree_attention.api import choose
 from treeverify.ops.tree_attention.contract import CUDA_LIMITS, check, refuse_options
 
@@ -57,7 +58,7 @@ def test_choice_is_by_device_and_never_falls_back():
     assert choose(torch.device("cpu"), None) == "split_kv"
     assert choose(torch.device("cuda"), None) == "portable"
     assert choose(torch.device("cuda"), "naive") == "naive"
-    with pytest.raises(ContractError, match="one of portable, naive, split_kv, reference on cuda"):
+    with pytest.raises(ContractError, match="one of portable, portable-99k, naive, split_kv, reference on cuda"):
         choose(torch.device("cuda"), "flashmla")
     with pytest.raises(ContractError, match="q: device: expected cpu or cuda, got meta"):
         choose(torch.device("meta"), None)
