@@ -1,6 +1,6 @@
 #!/bin/bash
 # On a machine with one or two GPUs: train everything, check it in SGLang, and leave the results in $OUT.
-#   bash training/gpu.sh            needs .carry/ (corpus, random pair) and .sglang/site.tar.xz
+#   bash training/gpu.sh            needs .carry/corpus.npz.xz, .carry/heldout.json, .sglang/site.tar.xz
 # Files left: pair.tar (both checkpoints), training.json, train.log, sglang_random.json, sglang_trained.json,
 # sglang.log, cache.tar.xz (SGLang's compiled kernels; carry it next time as .sglang/cache.tar.xz).
 set -u
@@ -12,8 +12,9 @@ mkdir "$work/site"
 gpus=$(nvidia-smi -L | wc -l)
 {
     tar -C "$work/site" -xJf .sglang/site.tar.xz
+    python3 -m training.checkpoint "$work/random"
     CUDA_VISIBLE_DEVICES=$((gpus - 1)) PYTHONPATH=$work/site timeout 200 \
-        python3 -m training.sglang_load .carry/random --prompts 16 --out "$OUT/sglang_random.json"
+        python3 -m training.sglang_load "$work/random" --prompts 16 --out "$OUT/sglang_random.json"
     lap "SGLang with random weights"
 } >"$OUT/sglang.log" 2>&1 &
 random=$!
@@ -26,7 +27,7 @@ else # the drafters failed: keep each target, so that --phase drafter --restart 
 fi
 wait "$random"
 grep -E "^SGLANG|did not come up|==" "$OUT/sglang.log"
-PYTHONPATH=$work/site timeout 130 python3 -m training.sglang_load "$work/run" --out "$OUT/sglang_trained.json" 2>&1 |
+PYTHONPATH=$work/site timeout 130 python3 -m training.sglang_load "$work/run" --limit 80 --out "$OUT/sglang_trained.json" 2>&1 |
     tee -a "$OUT/sglang.log" | tail -40
 lap "SGLang with trained weights"
 tar -C "$HOME" -cJf "$OUT/cache.tar.xz" .triton/cache .cache/tvm-ffi .cache/sglang 2>/dev/null

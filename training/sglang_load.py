@@ -68,7 +68,7 @@ class Server:
                         return
             except OSError:
                 time.sleep(0.5)
-        tail = "\n".join(line[:220] for line in self.log.read_text(errors="replace").splitlines()[-25:])
+        tail = "\n".join(line[:220] for line in self.log.read_text(errors="replace").splitlines()[-40:])
         raise RuntimeError(f"{self.mode} did not come up:\n{tail}")
 
     def ask(self, ids: list[int], new: int, **more: Any) -> dict[str, Any]:
@@ -174,6 +174,7 @@ def main() -> None:
     given = parser.parse_args()
     document = json.loads(given.heldout.read_text())
     texts = [row["tokens"] for row in document["prompts"]][: given.prompts]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that a time limit still stops the servers
     began, servers, report = time.time(), {}, {}
     logs = Path(tempfile.mkdtemp())
     try:
