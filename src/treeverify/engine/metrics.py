@@ -7,10 +7,16 @@ also pays for the kernels queued before it.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
 from types import TracebackType
 
+from treeverify.tree.accept import Acceptance
+from treeverify.tree.topology import Tree
+
+StepObserver = Callable[[int, Tree, Acceptance], None]
+"""Called for each request of each verify step: request id, its draft tree, what was accepted before any cut."""
 STAGES = ("prefill", "draft", "tree", "verify", "accept", "commit")
 
 
@@ -42,6 +48,7 @@ class Metrics:
     nodes: int = 0  # draft nodes verified, roots included
     moved_rows: int = 0  # KV rows moved at commit, per layer
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
+    observer: StepObserver | None = None
 
     def stage(self, name: str) -> _Stage:
         """A context manager that times one stage (a key of ``seconds``)."""
@@ -54,5 +61,5 @@ class Metrics:
         return sum(n * count for n, count in self.acceptance.items()) / steps if steps else float("nan")
 
     def reset(self) -> None:
-        """Start again from zero."""
-        vars(self).update(vars(Metrics()))
+        """Start again from zero; the observer stays."""
+        vars(self).update(vars(Metrics(observer=self.observer)))

@@ -92,7 +92,7 @@ class Stepper:
         with stage("commit"):
             new = [_new_tokens(r, tree, a) for r, tree, a in zip(requests, trees, accepted, strict=True)]
             self._commit(requests, accepted, features, slots)
-        self._count(trees, accepted, new)
+        self._count(requests, trees, accepted, new)
         return new
 
     def _draft(self, requests: list[Request], prefix: Prefix) -> NDArray[np.float32] | None:
@@ -220,12 +220,17 @@ class Stepper:
         indices = np.concatenate([request.slots[: request.committed] for request in requests])
         return Prefix(lengths, self._to(indptr), self._to(indices))
 
-    def _count(self, trees: list[Tree], accepted: list[Acceptance], new: list[list[int]]) -> None:
+    def _count(
+        self, requests: list[Request], trees: list[Tree], accepted: list[Acceptance], new: list[list[int]]
+    ) -> None:
         metrics = self._metrics
         metrics.steps += 1
         metrics.request_steps += len(trees)
         metrics.nodes += sum(tree.width for tree in trees)
         metrics.acceptance.update(len(tokens) for tokens in new)
+        if metrics.observer is not None:
+            for request, tree, path in zip(requests, trees, accepted, strict=True):
+                metrics.observer(request.id, tree, path)
 
     def _to(self, array: Ints) -> torch.Tensor:
         return to_device(array, self._device)

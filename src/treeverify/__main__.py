@@ -1,0 +1,5 @@
+"""``python -m treeverify``."""
+
+from treeverify.cli.main import main
+
+main()
