@@ -70,6 +70,8 @@ class Module:
     """``.cu`` files, relative to ``csrc``; compiled by nvcc, they know no FFI."""
     host_sources: tuple[str, ...]
     """``.cc`` files; compiled by the C++ compiler."""
+    dynamic_kernel: str
+    """A part of the (mangled) name of the kernels that are launched with dynamic shared memory."""
     defines: tuple[str, ...] = ()
     shared_cap: int | None = None
     """Never use more shared memory per block than this, even where the target has more."""
@@ -87,9 +89,21 @@ _BINDING = (f"{_ATTENTION}/binding.cc",)
 MODULES = {
     module.name: module
     for module in (
-        Module("tree_attention.naive", (f"{_ATTENTION}/naive_launch.cu",), _BINDING, ("TREEVERIFY_NAIVE",)),
-        Module("tree_attention.portable", _PORTABLE, _BINDING),
-        Module("tree_attention.portable-99k", _PORTABLE, _BINDING, shared_cap=99 * KIB),
+        Module(
+            "tree_attention.naive",
+            (f"{_ATTENTION}/naive_launch.cu",),
+            _BINDING,
+            dynamic_kernel="tree_attention_naive",
+            defines=("TREEVERIFY_NAIVE",),
+        ),
+        Module("tree_attention.portable", _PORTABLE, _BINDING, dynamic_kernel="tree_attention_portable"),
+        Module(
+            "tree_attention.portable-99k",
+            _PORTABLE,
+            _BINDING,
+            dynamic_kernel="tree_attention_portable",
+            shared_cap=99 * KIB,
+        ),
     )
 }
 

@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
-from treeverify.errors import BuildError
 from treeverify.jit.modules import Module, Target
 
 _ENTRY = re.compile(r"Compiling entry function '(\S+)'")
@@ -58,8 +57,7 @@ def parse(report: str) -> list[Kernel]:
 def breaches(module: Module, target: Target, kernels: Iterable[Kernel], dynamic_shared: int) -> list[str]:
     """Return one line for each limit that this library breaks for this target; none if all is well.
 
-    ``dynamic_shared`` is the most that any launch of the library asks for; it is counted on top of every kernel's
-    static part.
+    ``dynamic_shared`` is the most that any launch of ``module.dynamic_kernel`` asks for, on top of its static part.
     """
     limit = module.shared_limit(target)
     found = []
@@ -67,9 +65,10 @@ def breaches(module: Module, target: Target, kernels: Iterable[Kernel], dynamic_
     if not kernels:
         found.append("no kernel in ptxas' report")
     for kernel in kernels:
-        shared = kernel.static_shared + dynamic_shared
+        dynamic = dynamic_shared if module.dynamic_kernel in kernel.name else 0
+        shared = kernel.static_shared + dynamic
         if shared > limit:
-            parts = f"{kernel.static_shared} static + {dynamic_shared} dynamic"
+            parts = f"{kernel.static_shared} static + {dynamic} dynamic"
             found.append(f"{kernel.name}: {shared} bytes of shared memory ({parts}), limit {limit}")
         local = kernel.stack or kernel.spill_stores or kernel.spill_loads
         excused = any(excuse.kernel in kernel.name and target.name in excuse.targets for excuse in module.excuses)
@@ -77,10 +76,3 @@ def breaches(module: Module, target: Target, kernels: Iterable[Kernel], dynamic_
             spills = f"{kernel.spill_stores} + {kernel.spill_loads} bytes of spills"
             found.append(f"{kernel.name}: {kernel.stack} bytes of stack, {spills}, and no reason in jit/modules.py")
     return [f"{module.name} for sm_{target.name}: {line}" for line in found]
-
-
-def require(module: Module, target: Target, kernels: Iterable[Kernel], dynamic_shared: int) -> None:
-    """Raise ``BuildError`` with all breaches, if there is one."""
-    found = breaches(module, target, kernels, dynamic_shared)
-    if found:
-        raise BuildError("; ".join(found))
