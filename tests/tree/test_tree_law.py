@@ -155,6 +155,18 @@ def test_leading_dimensions_strides_and_float_widths_are_kept(dtype):
     assert (view == before).all()
 
 
+def test_the_memory_order_of_the_logits_does_not_change_a_bit():
+    logits = np.random.default_rng(4).normal(size=(50, 300))
+    for params in (LawParams(1.0), LawParams(1.0, top_p=0.7)):
+        assert target_law(np.asfortranarray(logits), params).tobytes() == target_law(logits, params).tobytes()
+
+
+def test_top_p_of_1_drops_nothing_that_top_k_keeps_however_unlikely():
+    law = target_law(np.array([0.0, -40.0, -50.0]), LawParams(1.0, top_k=2))
+    assert law[1] == pytest.approx(math.exp(-40), rel=1e-12)
+    assert law[2] == 0
+
+
 @pytest.mark.parametrize(
     ("name", "values"),
     [
