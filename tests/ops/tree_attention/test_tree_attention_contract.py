@@ -8,7 +8,6 @@ from bad_calls import CALLS, VALUE_CALLS, arguments, good_case
 from implementations import IMPLEMENTATIONS
 
 from treeverify.errors import ContractError
-from treeverify.ops.tree_attention.api import IMPLEMENTATIONS as CANDIDATES
 from treeverify.ops.tree_attention.api import choose
 from treeverify.ops.tree_attention.contract import CUDA_LIMITS, check, refuse_options
 

@@ -144,7 +144,7 @@ def check(
     only when they are in host memory, so it neither waits for a device nor breaks a graph capture.
     """
     refuse_unknown(options)
-    nodes, mask, mask_indptr = options["nodes"], options.get("mask"), options.get("mask_indptr")
+    nodes = options["nodes"]
     for name, tensor in (("q", q), ("draft_kv", draft_kv), ("kv_pool", kv_pool)):
         expect_tensor(name, tensor)
     _check_scalars(nodes, options["scale"], options.get("fixed_split"), limits)
@@ -156,10 +156,10 @@ def check(
     problem = Problem(problem.batch, nodes, problem.heads, kv_pool.shape[0], q.dtype, q.device)
     expect_vector("kv_indptr", kv_indptr, INDEX_DTYPES, problem.device, length=problem.batch + 1)
     expect_vector("kv_indices", kv_indices, INDEX_DTYPES, problem.device)
-    _check_visibility(mask, mask_indptr, options.get("tree_bits"), problem)
+    _check_visibility(options.get("mask"), options.get("mask_indptr"), options.get("tree_bits"), problem)
     _check_outputs(options, problem, limits)
     if kv_indptr.device.type == "cpu":
-        _check_values(kv_indptr, kv_indices, mask, mask_indptr, problem)
+        _check_values(kv_indptr, kv_indices, options, problem)
     return problem
 
 
@@ -242,13 +242,7 @@ def _check_outputs(options: Options, problem: Problem, limits: Limits) -> None:
         expect_vector("workspace", workspace, (torch.uint8,), problem.device)
 
 
-def _check_values(
-    kv_indptr: torch.Tensor,
-    kv_indices: torch.Tensor,
-    mask: torch.Tensor | None,
-    mask_indptr: torch.Tensor | None,
-    problem: Problem,
-) -> None:
+def _check_values(kv_indptr: torch.Tensor, kv_indices: torch.Tensor, options: Options, problem: Problem) -> None:
     """Host-memory checks: pointers monotone from 0, slots within the pool, every mask row within the mask."""
     starts: list[int] = kv_indptr.tolist()
     if starts[0] != 0:
@@ -259,6 +253,9 @@ def _check_values(
             raise ContractError.of(
                 OPERATOR, f"kv_indptr: element {index + 1}", f">= {starts[index]}", starts[index + 1]
             )
+    bound = options.get("max_prefix")
+    if bound is not None and max(lengths, default=0) > bound:
+        raise ContractError.of(OPERATOR, "max_prefix", f">= {max(lengths)} (the longest prefix)", bound)
     if starts[-1] > kv_indices.numel():
         raise ContractError.of(
             OPERATOR, "kv_indices: dimension 0", f">= {starts[-1]} (kv_indptr[-1])", kv_indices.numel()
@@ -268,6 +265,7 @@ def _check_values(
         if low < 0 or high >= problem.slots:
             got = low if low < 0 else high
             raise ContractError.of(OPERATOR, "kv_indices: slot", f"0..{problem.slots - 1} (within kv_pool)", got)
+    mask, mask_indptr = options.get("mask"), options.get("mask_indptr")
     if mask is None or mask_indptr is None:
         return
     offsets: list[int] = mask_indptr.tolist()
