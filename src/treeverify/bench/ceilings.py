@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
-import shutil
 import subprocess
 import tempfile
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from treeverify.bench.timing import Replay, make_replay
 from treeverify.bench.workloads import Point
 from treeverify.env import cache_dir
 from treeverify.errors import BuildError
+from treeverify.jit.toolkit import find_toolkit
 
 MATMUL, COPY, MMA_SYNC = "wgmma", "copy", "mma-sync"
 UNITS = {COPY: "B/s", MATMUL: "flop/s", MMA_SYNC: "flop/s"}
@@ -98,9 +98,7 @@ def build_mma_library(capability: tuple[int, int], folder: Path | None = None) -
     library = folder / f"mma_ceiling-sm{target}-{digest}.so"
     if library.is_file():
         return library
-    nvcc = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
-    if nvcc is None:
-        raise BuildError("mma.sync ceiling: no nvcc found; put the CUDA toolkit's bin folder on PATH")
+    nvcc = str(find_toolkit().nvcc)
     folder.mkdir(parents=True, exist_ok=True)
     with resources.as_file(source) as path, tempfile.TemporaryDirectory(dir=folder) as scratch:
         built = Path(scratch) / library.name

@@ -22,6 +22,8 @@ _LOADERS: Mapping[str, Callable[[str], Implementation]] = {
 NAMES = tuple(name for name in _LOADERS if name != "treeverify-split_kv")
 """What a GPU benchmark runs. ``treeverify-split_kv``, the torch algorithm, is for trying the benchmark on a CPU."""
 
+_FAILURES = (ImportError, OSError, RuntimeError, AttributeError, ValueError, TypeError, AssertionError, TreeverifyError)
+
 
 def load(name: str) -> Implementation | Missing:
     """Import what ``name`` needs; raises ``ConfigError`` for an unknown name only."""
@@ -30,5 +32,5 @@ def load(name: str) -> Implementation | Missing:
         raise ConfigError(f"implementation: expected one of {', '.join(_LOADERS)}; got {name!r}")
     try:
         return loader(name)
-    except (ImportError, OSError, RuntimeError, AttributeError, TreeverifyError) as error:
+    except _FAILURES as error:
         return Missing(name, f"{type(error).__name__}: {error}")

@@ -7,7 +7,6 @@ Needs FlashInfer's ``batch_mla`` module for bf16 and head dimensions 512 + 64, c
 from __future__ import annotations
 
 from functools import partial
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 
 from treeverify.bench.rivals.base import Call, Implementation, lengths, query_starts, request_slots, starts
 from treeverify.bench.workloads import LATENT, SCALE, Workload
+from treeverify.jit.compiler import open_library
 
 _PACKAGE = "flashinfer_batch_mla"
 _CAUSAL = 1
@@ -23,16 +23,16 @@ _FLOAT_WORKSPACE, _INT_WORKSPACE = 128 * 2**20, 8 * 2**20
 
 
 def load(name: str) -> Implementation:
-    """Load the compiled module; raises ``ImportError`` or ``OSError`` if it is not there or does not load."""
+    """Load the compiled module; raises ``ImportError`` if it is not there, ``BuildError`` if it does not load."""
     spec = find_spec(_PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         raise ImportError(f"no package {_PACKAGE!r} on the path; benchmarks/rivals/build.sh prepares it")
-    # The rival's own binary, not one of ours, which is why this does not go through treeverify.jit.
-    module = import_module("tvm_ffi").load_module(str(Path(spec.submodule_search_locations[0]) / "batch_mla_fa2.so"))
-    return Implementation(name, ("scatter",), tree=False, prepare=partial(_prepare, module))
+    library = open_library(Path(spec.submodule_search_locations[0]) / "batch_mla_fa2.so")
+    functions = library.function("plan"), library.function("run")
+    return Implementation(name, ("scatter",), tree=False, prepare=partial(_prepare, *functions))
 
 
-def _prepare(module: Any, work: Workload) -> list[Call]:
+def _prepare(plan_work: Any, run: Any, work: Workload) -> list[Call]:
     """Plan once, as a server does per step; the plan depends on lengths only, so it serves every KV set."""
     point, device = work.point, work.device
     floats = torch.empty(_FLOAT_WORKSPACE, dtype=torch.uint8, device=device)
@@ -40,14 +40,14 @@ def _prepare(module: Any, work: Workload) -> list[Call]:
     pinned = torch.empty(_INT_WORKSPACE, dtype=torch.uint8, pin_memory=True)
     kv_lengths = lengths(work, with_draft=True).cpu()
     query_indptr, kv_indptr = query_starts(work).cpu(), starts(kv_lengths)
-    plan, staged = module.plan(floats, ints, pinned, query_indptr, kv_indptr, kv_lengths, point.heads, LATENT, True)
+    plan, staged = plan_work(floats, ints, pinned, query_indptr, kv_indptr, kv_lengths, point.heads, LATENT, True)
     ints[: int(staged)].copy_(pinned[: int(staged)])  # the planner leaves its result in host memory
     q_latent, q_rope = work.q[..., :LATENT], work.q[..., LATENT:]
     latent, rope = work.pool[:, None, :LATENT], work.pool[:, None, LATENT:]
     out = torch.empty(point.bs * point.nodes, point.heads, LATENT, dtype=work.q.dtype, device=device)
 
     def call(slots: torch.Tensor) -> torch.Tensor:
-        module.run(
+        run(
             floats,
             ints,
             plan,

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from functools import partial
-from importlib import import_module
 
 import torch
 
 from treeverify.bench.rivals.base import Call, Implementation
 from treeverify.bench.workloads import LATENT, SCALE, Indices, Workload
+from treeverify.errors import BuildError
+from treeverify.ops.tree_attention import cuda
 from treeverify.ops.tree_attention.api import tree_attention
 
 _PREFIX = "treeverify-"
+_LONGEST = 262_144
+"""A server's graph must serve any prefix, so the kernel is told no tighter bound than the contract's."""
 
 
 def load(name: str) -> Implementation:
-    """``name`` without its prefix is the ``implementation`` of ``tree_attention``."""
+    """``name`` without its prefix is the ``implementation`` of ``tree_attention``; compiles it now if need be."""
     own = name.removeprefix(_PREFIX)
     if own != "split_kv":
-        import_module("treeverify.ops.tree_attention.cuda")
+        if not torch.cuda.is_available():
+            raise BuildError(f"{name}: needs a CUDA device")
+        cuda.prepare(torch.device("cuda"), own)
     layouts: tuple[Indices, ...] = ("scatter", "contig") if own.startswith("portable") else ("scatter",)
     return Implementation(name, layouts, tree=True, prepare=partial(_prepare, own))
 
@@ -26,9 +31,11 @@ def load(name: str) -> Implementation:
 def _prepare(implementation: str, work: Workload) -> list[Call]:
     point = work.point
     tokens = point.bs * point.nodes
+    # naive holds the scores of a whole prefix in shared memory: a looser bound would make it refuse what it can do
+    longest = max(point.prefixes) if implementation == "naive" else _LONGEST
     out = torch.empty(tokens, point.heads, LATENT, dtype=work.q.dtype, device=work.device)
     lse = torch.empty(tokens, point.heads, dtype=torch.float32, device=work.device)
-    workspace = _workspace(implementation, work)
+    workspace = _workspace(implementation, work, longest)
 
     def call(number: int) -> torch.Tensor:
         kv = work.sets[number]
@@ -46,17 +53,24 @@ def _prepare(implementation: str, work: Workload) -> list[Call]:
             lse=lse,
             workspace=workspace,
             implementation=implementation,
+            max_prefix=longest,
         )
         return out
 
     return [partial(call, number) for number in range(len(work.sets))]
 
 
-def _workspace(implementation: str, work: Workload) -> torch.Tensor | None:
-    """Bytes as the kernel states them; the torch implementation takes none."""
+def _workspace(implementation: str, work: Workload, longest: int) -> torch.Tensor | None:
+    """As many bytes as the kernel states; the torch implementation takes none."""
     if implementation == "split_kv":
         return None
     point = work.point
-    cuda = import_module("treeverify.ops.tree_attention.cuda")
-    size = cuda.workspace_bytes(batch=point.bs, nodes=point.nodes, heads=point.heads, device=work.device)
-    return torch.empty(int(size), dtype=torch.uint8, device=work.device)
+    size = cuda.workspace_bytes(
+        point.bs,
+        point.nodes,
+        point.heads,
+        device=work.device,
+        implementation=implementation,
+        max_prefix=longest,
+    )
+    return torch.empty(size, dtype=torch.uint8, device=work.device) if size else None

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+
+from treeverify.bench import attention, record, rivals
+from treeverify.bench.attention import Options, run_attention_bench
+from treeverify.bench.ceilings import build_mma_library, copy_ceiling, matmul_ceiling
+from treeverify.bench.check import relative_error
+from treeverify.bench.rivals import Implementation
+from treeverify.bench.workloads import Point
+
+POINTS = [Point(2, 3, 2, 40), Point(1, 4, 2, 33)]
+
+
+def options(tmp_path, *names, **changes):
+    said = []
+    made = Options(tmp_path / "out.jsonl", list(names), device="cpu", rounds=2, max_sets=2, say=said.append, **changes)
+    return made, said
+
+
+def test_a_run_leaves_one_checked_record_per_point_and_implementation(tmp_path):
+    chosen, said = options(tmp_path, "treeverify-split_kv", "flashmla-causal", commit="abc")
+    records = run_attention_bench(POINTS, chosen)
+    assert record.read(chosen.output) == records
+    ours = [entry for entry in records if entry["impl"] == "treeverify-split_kv"]
+    assert [entry["case"]["prefix"] for entry in ours] == [40, 33]
+    for entry in ours:
+        assert entry["error"] < 2.5e-3
+        assert len(entry["us_runs"]) == 2
+        assert entry["ratio"] == pytest.approx(entry["us"] / entry["floor_us"], rel=1e-2)
+        assert entry["commit"] == "abc"
+        assert entry["case"]["mask"] == "tree"
+    missing = [entry for entry in records if entry["impl"] == "flashmla-causal"]
+    assert len(missing) == 2
+    assert all("flash_mla" in entry["reason"] and entry["us"] is None for entry in missing)
+    ceilings = [entry for entry in records if entry["benchmark"] == "ceiling"]
+    assert [entry["impl"] for entry in ceilings] == ["copy", "wgmma", "mma-sync"] * 2
+    assert any("flash_mla" in line for line in said)
+
+
+def fake(name, result):
+    def prepare(work):
+        shape = (work.point.bs * work.point.nodes, work.point.heads, 512)
+
+        def call():
+            if isinstance(result, Exception):
+                raise result
+            return torch.full(shape, result)
+
+        return [call for _ in work.sets]
+
+    return Implementation(name, ("scatter",), tree=True, prepare=prepare)
+
+
+@pytest.mark.parametrize(
+    ("result", "reason"),
+    [
+        (1.0, "wrong result"),
+        (float("nan"), "wrong result"),
+        (KeyError("its own business"), "KeyError: 'its own business'"),
+    ],
+)
+def test_a_wrong_result_or_a_failure_is_recorded_and_not_timed(tmp_path, monkeypatch, result, reason):
+    monkeypatch.setattr(rivals, "load", lambda name: fake(name, result))
+    chosen, _ = options(tmp_path, "fa2-mla")
+    (entry,) = [e for e in run_attention_bench(POINTS[:1], chosen) if e["benchmark"] == "attention"]
+    assert entry["us"] is None
+    assert reason in entry["reason"]
+
+
+def test_points_beyond_the_time_budget_say_so(tmp_path):
+    chosen, _ = options(tmp_path, "treeverify-split_kv", seconds=-1.0)
+    records = run_attention_bench(POINTS, chosen)
+    assert [entry["reason"].split(":")[0] for entry in records] == [attention.NOT_RUN] * 2
+
+
+def test_the_command_line_runs_the_points_it_is_given(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(attention, "run_attention_bench", lambda points, options: seen.append((points, options)))
+    attention.main(["--points", "1/9/8/4k,2/3/4/100", "--implementations", "fa2-mla", "--rounds", "7", "--commit", "c"])
+    attention.main([])
+    (points, chosen), (all_points, _) = seen
+    assert points == [Point(1, 9, 8, 4096), Point(2, 3, 4, 100)]
+    assert (chosen.implementations, chosen.rounds, chosen.commit) == (["fa2-mla"], 7, "c")
+    assert len(all_points) == 31
+
+
+def test_relative_error_by_hand():
+    exact = torch.tensor([[3.0, 4.0]], dtype=torch.float64)
+    assert relative_error(torch.tensor([3.0, 4.5]), exact) == pytest.approx(0.1)
+    assert relative_error(torch.tensor([3.0, float("nan")]), exact) != relative_error(exact, exact)
+
+
+def test_ceilings_count_their_work():
+    cpu = torch.device("cpu")
+    assert copy_ceiling(cpu).work == 2 * 2**24
+    matmul = matmul_ceiling(cpu)
+    assert matmul.work == 2 * 256**3
+    assert matmul.rate(2.0) == pytest.approx(matmul.work / 2e-6)
+    assert matmul.replay.run() > 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+def test_the_mma_loop_compiles_once(tmp_path):
+    library = build_mma_library((9, 0), tmp_path)
+    stamp = library.stat().st_mtime_ns
+    assert build_mma_library((9, 0), tmp_path) == library
+    assert library.stat().st_mtime_ns == stamp
+    assert list(tmp_path.iterdir()) == [library]
+
+
+@pytest.mark.gpu
+def test_a_graph_of_rotated_calls_is_checked_and_timed(tmp_path):
+    chosen = Options(tmp_path / "out.jsonl", ["treeverify-portable", "treeverify-naive"], rounds=2)
+    records = run_attention_bench([Point(2, 9, 8, 300)], chosen)
+    ours = [entry for entry in records if entry["impl"] == "treeverify-portable"]
+    assert sorted(entry["case"]["indices"] for entry in ours) == ["contig", "scatter"]
+    assert all(entry["us"] > 0 and entry["error"] < 2.5e-3 for entry in ours)
