@@ -17,7 +17,7 @@ Result = tuple[torch.Tensor, torch.Tensor]
 class Kernel:
     """Calls ``implementation``; remembers the largest relative error that ``matches`` saw.
 
-    ``bare``: buffers of the exact size, unwritten and without guards, so that a sanitizer sees their bounds and any read
+    ``bare``: buffers of the exact size, unwritten and unguarded, so that a sanitizer sees their bounds and any read
     of what nothing wrote.
     """
 
