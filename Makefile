@@ -15,20 +15,32 @@ test: check
 test-fast: check
 	$(BIN)/python -m pytest -m "not gpu and not slow"
 
+# Every specialisation for every target, with the resource gate; tests compile the common targets only.
+test-all: test
+	$(BIN)/python -m treeverify.jit.aot --targets all
+
+# A wheel with the compiled libraries of the common targets; elsewhere they are compiled on first use.
+wheel: $(STAMP)
+	rm -rf build/prebuilt
+	$(BIN)/python -m treeverify.jit.aot --into build/prebuilt
+	$(BIN)/python -m pip wheel --disable-pip-version-check -q --no-deps -w dist .
+
 check: $(STAMP)
-	$(BIN)/ruff format --check src tests training benchmarks
-	$(BIN)/ruff check src tests training benchmarks
+	$(BIN)/ruff format --check src tests training benchmarks scripts
+	$(BIN)/ruff check src tests training benchmarks scripts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 format: $(STAMP)
-	$(BIN)/ruff format src tests training benchmarks
-	$(BIN)/ruff check --fix src tests training benchmarks
+	$(BIN)/ruff format src tests training benchmarks scripts
+	$(BIN)/ruff check --fix src tests training benchmarks scripts
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check -q torch==2.13.0
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e ".[dev]"
+	test -n "$$CUDA_HOME" || command -v nvcc >/dev/null || test -x /usr/local/cuda/bin/nvcc || \
+		$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e ".[build]"
 	touch $@
 
 clean:

@@ -58,9 +58,7 @@ def load(module: Module, target: Target) -> Library:
     key = (module.name, target.name)
     with _loading:
         if key not in _loaded:
-            shipped = prebuilt(module, target)
-            path = shipped if shipped.is_file() else build(module, target)
-            _loaded[key] = open_library(path)
+            _loaded[key] = open_library(locate(module, target))
         return _loaded[key]
 
 
@@ -75,6 +73,12 @@ def open_library(path: Path) -> Library:
         return Library(path, tvm_ffi.load_module(str(path)))
     except (OSError, RuntimeError) as error:
         raise BuildError(f"{path} does not load: {error}") from error
+
+
+def locate(module: Module, target: Target) -> Path:
+    """Return the library's path: the shipped one, else the one in the cache, built if it is not there."""
+    shipped = prebuilt(module, target)
+    return shipped if shipped.is_file() else build(module, target)
 
 
 def prebuilt(module: Module, target: Target) -> Path:
