@@ -6,9 +6,9 @@ sum and an unnormalised accumulator (``Partial``). Each KV row is fetched once: 
 tree mask is applied to draft columns only. ``merge`` joins the partials in fp32. For bfloat16 inputs the weights are
 rounded to bfloat16 before P.V, as tensor cores take them, and summed as rounded; for float32 everything is float32.
 
-How many splits (``split_rows``): a split has ``fixed_split`` prefix rows if that is given, else ``SPLIT_ROWS``; a
-prefix no longer than that is one split and, up to ``TILE_ROWS``, one tile, hence two matrix products per request. The
-cut depends on the request's own length only, so a result never depends on the rest of the batch.
+How many splits (``split_rows``): a split has ``fixed_split`` prefix rows if that is given; else a multiple of
+``SPLIT_ROWS``, chosen so that there are ``MOST_SPLITS`` at the most. The cut depends on the request's own length only,
+so a result never depends on the rest of the batch.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ import torch
 
 from treeverify.ops.tree_attention.contract import LATENT, ROW, TORCH_LIMITS, Options, check, rows_of
 
-SPLIT_ROWS = 4096
-"""Prefix rows per split unless ``fixed_split`` says otherwise."""
+SPLIT_ROWS = 128
+"""A split's prefix rows are a multiple of this unless ``fixed_split`` says otherwise."""
+MOST_SPLITS = 8
+"""More would only add small operations: a CPU gains nothing by splitting, it does so to run the kernel's algorithm."""
 TILE_ROWS = 1024
 """Prefix rows per tile: 2.3 MB of fp32 keys, which stay in the last-level cache between the two products."""
 
@@ -51,7 +53,7 @@ def tree_attention_split_kv(
     checked and not used.
     """
     problem = check(q, draft_kv, kv_pool, kv_indptr, kv_indices, limits=TORCH_LIMITS, **options)
-    nodes, scale, split = problem.nodes, options["scale"], options.get("fixed_split") or SPLIT_ROWS
+    nodes, scale, fixed_split = problem.nodes, options["scale"], options.get("fixed_split")
     mask, mask_indptr, tree_bits = options.get("mask"), options.get("mask_indptr"), options.get("tree_bits")
     out, lse = options.get("out"), options.get("lse")
     out = q.new_empty(problem.tokens, problem.heads, LATENT) if out is None else out
@@ -70,12 +72,17 @@ def tree_attention_split_kv(
         query = q[tokens].reshape(nodes * problem.heads, ROW).float()
         partials = [
             _split(query, part, pool_rows, tail, visible, scale, q.dtype)
-            for part, tail in _cut(slots, draft_rows[tokens], split)
+            for part, tail in _cut(slots, draft_rows[tokens], fixed_split or split_rows(slots.numel()))
         ]
         result, log_total = merge(partials)
         out[tokens] = result.view(nodes, problem.heads, LATENT)
         lse[tokens] = log_total.view(nodes, problem.heads)
     return out, lse
+
+
+def split_rows(prefix: int) -> int:
+    """Prefix rows per split of a request with ``prefix`` committed tokens."""
+    return SPLIT_ROWS * max(1, -(-prefix // (SPLIT_ROWS * MOST_SPLITS)))
 
 
 def merge(partials: list[Partial]) -> tuple[torch.Tensor, torch.Tensor]:
