@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from treeverify.bench import attention, record, rivals
-from treeverify.bench.attention import Options, run_attention_bench
+from treeverify.bench.attention import run_attention_bench
+from treeverify.bench.attention_types import DeviceLostError, Entry, Options
 from treeverify.bench.ceilings import build_mma_library, copy_ceiling, matmul_ceiling
 from treeverify.bench.check import relative_error
 from treeverify.bench.rivals import Implementation
@@ -86,6 +87,39 @@ def test_the_command_line_runs_the_points_it_is_given(tmp_path, monkeypatch):
     assert points == [Point(1, 9, 8, 4096), Point(2, 3, 4, 100)]
     assert (chosen.implementations, chosen.rounds, chosen.commit) == (["fa2-mla"], 7, "c")
     assert len(all_points) == 31
+
+
+def test_a_broken_device_is_recorded_and_named(tmp_path, monkeypatch):
+    def broken():
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", broken)
+    chosen, _ = options(tmp_path, "fa2-mla")
+    bench = attention._Bench(chosen, torch.device("cuda"), record.environment(commit="c"), [])
+    entry = Entry("fa2-mla", "scatter", tree=False, reason="RuntimeError: CUDA error")
+    with pytest.raises(DeviceLostError, match="fa2-mla broke the CUDA context at 2/3/2/40"):
+        attention._check_context(bench, POINTS[0], entry)
+    (written,) = record.read(chosen.output)
+    assert (written["impl"], written["reason"]) == ("fa2-mla", "RuntimeError: CUDA error")
+
+
+def test_a_lost_device_starts_a_new_process_without_the_culprit(tmp_path, monkeypatch):
+    def lose(points, options):
+        raise DeviceLostError("fa2-mla", points[1], "illegal memory access")
+
+    started = []
+    monkeypatch.setattr(attention, "run_attention_bench", lose)
+    monkeypatch.setattr(attention.os, "execv", lambda program, arguments: started.extend(arguments))
+    names = ["--implementations", "treeverify-naive,fa2-mla,fa3-causal"]
+    attention.main(["--points", "1/9/8/4k,1/9/8/16k,1/9/8/64k", *names, "--output", "x", "--commit", "c"])
+    assert started[3:] == [
+        "--points=1/9/8/16k,1/9/8/64k",
+        "--implementations=treeverify-naive,fa3-causal",
+        "--output=x",
+        "--seconds=200.0",
+        "--rounds=5",
+        "--commit=c",
+    ]
 
 
 def test_relative_error_by_hand():

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
+import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
 
 from treeverify.bench import record, rivals
+from treeverify.bench.attention_types import DeviceLostError, Entry, Options
 from treeverify.bench.ceilings import (
     COPY,
     MATMUL,
@@ -50,39 +53,6 @@ WRONG = 1.0e-2
 
 
 @dataclass
-class Options:
-    """What to run and how."""
-
-    output: Path
-    implementations: Sequence[str] = rivals.NAMES
-    seconds: float = 200.0
-    """No new point begins this long after everything is loaded; the points left out leave records that say so."""
-    rounds: int = 5
-    seed: int = 0
-    commit: str | None = None
-    device: str = "cuda"
-    max_sets: int | None = None
-    """Upper limit of KV sets per point; None: as many as the cache asks for."""
-    say: Callable[[str], None] = print
-
-
-@dataclass
-class _Entry:
-    """One implementation in one index layout at one point: its replay or the reason why there is none."""
-
-    implementation: str
-    indices: Indices
-    tree: bool
-    replay: Replay | None = None
-    error: float | None = None
-    reason: str | None = None
-
-    @property
-    def key(self) -> str:
-        return f"{self.implementation} {self.indices}"
-
-
-@dataclass
 class _Bench:
     """State of a run."""
 
@@ -104,7 +74,8 @@ class _Bench:
 def run_attention_bench(points: Sequence[Point], options: Options) -> list[record.Record]:
     """Measure every point with every implementation; append to ``options.output`` point by point; return the records.
 
-    Raises ``ConfigError`` for an unknown implementation, and nothing for one that is missing or fails.
+    Raises ``ConfigError`` for an unknown implementation and ``DeviceLostError``, after a record, for one that breaks
+    the CUDA context; nothing for one that is missing or fails otherwise.
     """
     device = torch.device(options.device)
     loaded = [rivals.load(name) for name in options.implementations]
@@ -131,7 +102,7 @@ def run_attention_bench(points: Sequence[Point], options: Options) -> list[recor
 
 
 def _run_point(bench: _Bench, point: Point, pool: torch.Tensor) -> None:
-    entries: list[_Entry] = []
+    entries: list[Entry] = []
     wanted = [item for item in bench.loaded if isinstance(item, Implementation)]
     layouts: list[Indices] = ["scatter", "contig", "page64"]
     for indices in layouts:
@@ -144,19 +115,19 @@ def _run_point(bench: _Bench, point: Point, pool: torch.Tensor) -> None:
     runs = interleave(replays, bench.options.rounds)
     rates = _write_ceilings(bench, point, runs)
     missing = [item for item in bench.loaded if isinstance(item, Missing)]
-    entries += [_Entry(item.name, "scatter", True, reason=item.reason) for item in missing]
+    entries += [Entry(item.name, "scatter", True, reason=item.reason) for item in missing]
     for entry in sorted(entries, key=lambda entry: bench.options.implementations.index(entry.implementation)):
         _write_entry(bench, point, entry, runs.get(entry.key, []), rates)
         if isinstance(entry.replay, GraphReplay):
             entry.replay.close()
 
 
-def _prepare_layout(bench: _Bench, work: Workload, users: Sequence[Implementation]) -> list[_Entry]:
+def _prepare_layout(bench: _Bench, work: Workload, users: Sequence[Implementation]) -> list[Entry]:
     """Capture and check every implementation on ``work``."""
     references: dict[tuple[bool, int], torch.Tensor] = {}
     entries = []
     for item in users:
-        entry = _Entry(item.name, work.indices, item.tree)
+        entry = Entry(item.name, work.indices, item.tree)
         try:
             calls = item.prepare(work)
             order = call_order(calls, bench.device)
@@ -168,11 +139,23 @@ def _prepare_layout(bench: _Bench, work: Workload, users: Sequence[Implementatio
             if not entry.error <= WRONG:
                 entry.reason = f"wrong result: relative error {entry.error:.2e} against float64"
         except Exception as failure:  # noqa: BLE001  (a rival may raise anything; the record shows it)
-            entry.reason = f"{type(failure).__name__}: {failure}"[:500]
+            entry.reason = f"{type(failure).__name__}: {failure}"[:300]
+            _check_context(bench, work.point, entry)
         if entry.reason is not None:
             entry.replay = None
         entries.append(entry)
     return entries
+
+
+def _check_context(bench: _Bench, point: Point, entry: Entry) -> None:
+    """Raise ``DeviceLostError`` if the failure that ``entry`` holds took the CUDA context with it."""
+    if bench.device.type != "cuda":
+        return
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        _write_entry(bench, point, entry, [], None)
+        raise DeviceLostError(entry.implementation, point, str(entry.reason)) from error
 
 
 def _write_ceilings(bench: _Bench, point: Point, runs: dict[str, list[float]]) -> Rates:
@@ -195,8 +178,8 @@ def _case(point: Point, indices: str, tree: bool) -> dict[str, object]:
     return {**case, "indices": indices, "mask": mask}
 
 
-def _write_entry(bench: _Bench, point: Point, entry: _Entry, runs: list[float], rates: Rates) -> None:
-    floor, bound = rates.floor(point)
+def _write_entry(bench: _Bench, point: Point, entry: Entry, runs: list[float], rates: Rates | None) -> None:
+    floor, bound = (None, "") if rates is None else rates.floor(point)
     us = round(median(runs), 3) if runs else None
     error = entry.error if entry.error is not None and math.isfinite(entry.error) else None
     written = bench.write(
@@ -205,12 +188,12 @@ def _write_entry(bench: _Bench, point: Point, entry: _Entry, runs: list[float], 
         _case(point, entry.indices, entry.tree),
         us=us,
         us_runs=[round(run, 3) for run in runs],
-        floor_us=round(floor, 3),
+        floor_us=None if floor is None else round(floor, 3),
         bound=bound,
-        ratio=round(us / floor, 3) if us is not None else None,
+        ratio=round(us / floor, 3) if us is not None and floor is not None else None,
         error=error,
         reason=entry.reason,
-        rates={"copy": rates.copy, "matmul": rates.matmul, "mma_sync": rates.mma_sync},
+        rates={} if rates is None else asdict(rates),
     )
     timing = f"{us:10.1f} us  {written['ratio']:7.2f} x floor  error {error:.2e}" if us else entry.reason
     bench.options.say(f"  {point!s:>18} {entry.key:34} {timing}")
@@ -252,7 +235,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rounds=chosen.rounds,
         commit=chosen.commit,
     )
-    run_attention_bench(points, options)
+    try:
+        run_attention_bench(points, options)
+    except DeviceLostError as lost:
+        print(f"{lost}; starting again without it", flush=True)
+        rest = [str(point) for point in points[points.index(lost.point) :]]
+        names = [name for name in options.implementations if name != lost.implementation]
+        again = {"points": rest, "implementations": names}
+        kept = {
+            "output": options.output,
+            "seconds": options.seconds,
+            "rounds": options.rounds,
+            "commit": options.commit,
+        }
+        flags = [f"--{name}={','.join(values)}" for name, values in again.items()]
+        flags += [f"--{name}={value}" for name, value in kept.items() if value is not None]
+        os.execv(sys.executable, [sys.executable, "-m", "treeverify.bench.attention", *flags])
 
 
 if __name__ == "__main__":

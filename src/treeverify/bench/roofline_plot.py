@@ -27,8 +27,9 @@ _ROOFS = (("matmul", "matrix product", "-"), ("mma_sync", "mma.sync loop", "--")
 
 
 def draw(records: Sequence[Record], path: Path) -> None:
-    """Write the plot as ``path``'s suffix says (svg or png). Raises ``ConfigError`` if nothing was measured."""
-    measured = [entry for entry in records if entry["benchmark"] == "attention" and entry["us"] is not None]
+    """Write the plot as ``path``'s suffix says (svg or png). Raises ``ConfigError`` if there is nothing to show."""
+    attention = [entry for entry in records if entry["benchmark"] == "attention" and entry["impl"] in STYLES]
+    measured = [entry for entry in attention if entry["us"] is not None and entry["case"]["indices"] != "contig"]
     if not measured:
         raise ConfigError("roofline plot: no measured attention records")
     matplotlib.rcParams["svg.hashsalt"] = "treeverify"  # the same records give the same file
@@ -51,7 +52,7 @@ def _draw_points(axes: matplotlib.axes.Axes, measured: Sequence[Record]) -> list
         xs, ys = [], []
         for entry in measured:
             case = entry["case"]
-            if entry["impl"] == name and case["indices"] != "contig":
+            if entry["impl"] == name:
                 point = parse_point("/".join(str(case[key]) for key in ("bs", "nodes", "heads", "prefix")))
                 xs.append(point.flops / point.bytes)
                 ys.append(point.flops / entry["us"] / 1e6)
