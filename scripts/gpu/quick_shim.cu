@@ -1,0 +1,19 @@
+// The portable kernel without a binding, for scripts/gpu/bench_quick.py: plain C, every schedule, options by value.
+#include "ops/tree_attention/launch.h"
+#include "ops/tree_attention/portable_launch.h"
+
+extern "C" {
+
+int quick_launch(const treeverify::TreeAttentionParams* params, int schedule, int tile_rows, int min_units,
+                 int early_merge, void* stream) {
+  treeverify::PortableOptions options;
+  options.schedule = static_cast<treeverify::PortableSchedule>(schedule);
+  options.tile_rows = tile_rows;
+  options.min_units = min_units;
+  options.early_merge = early_merge != 0;
+  return launch_portable_with(*params, options, static_cast<cudaStream_t>(stream));
+}
+
+int quick_params_bytes() { return sizeof(treeverify::TreeAttentionParams); }
+
+}  // extern "C"

@@ -1,0 +1,31 @@
+// The portable kernel's choices, for those who time or test them; launch.h is what everyone else includes.
+#pragma once
+
+#include <cstdint>
+#include <cuda_runtime.h>
+
+#include "ops/tree_attention/params.h"
+
+namespace treeverify {
+
+constexpr int32_t kSmallSharedBytes = 101376;  // what one CTA may have on sm_86, sm_89, sm_120 and sm_121
+
+// What is not kDefault exists only in a library built with TREEVERIFY_ALL_SCHEDULES.
+enum class PortableSchedule : int32_t {
+  kDefault = 0,    // the best that TREEVERIFY_SHARED_LIMIT allows
+  kSmall = 1,      // phased, two stages: never over kSmallSharedBytes
+  kDeep = 2,       // phased, three stages
+  kPipelined = 3,  // four stages, three score buffers
+};
+
+struct PortableOptions {
+  PortableSchedule schedule = PortableSchedule::kDefault;
+  int32_t tile_rows = 0;    // 0 = by cost
+  int32_t min_units = 0;    // least key tiles per CTA; 0 = the tuned value
+  bool early_merge = true;  // let the merge kernel's launch overlap the first kernel (sm_90 and later)
+};
+
+cudaError_t launch_portable_with(const TreeAttentionParams& params, const PortableOptions& options,
+                                 cudaStream_t stream);
+
+}  // namespace treeverify
