@@ -101,11 +101,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for one in built:
         for breach in one.breaches:
             print(f"treeverify: {breach}", file=sys.stderr)
-    if any(one.breaches for one in built):
-        return 1
     if given.into is not None:
         ship(built, given.into)
-    return 0
+    return 1 if any(one.breaches for one in built) else 0
 
 
 if __name__ == "__main__":
