@@ -7,7 +7,7 @@ import torch
 from tests.toy.models import CONTEXT, VOCAB, ToyDrafter, ToyTarget, expected
 
 from treeverify.engine.engine import Engine, EngineConfig
-from treeverify.engine.request import FinishReason, SamplingParams
+from treeverify.engine.request import FinishReason, Request, SamplingParams
 from treeverify.errors import CapacityError, ConfigError, ContractError, PoolCorruption
 
 LONG = SamplingParams(max_new_tokens=30, stop_token_ids=(), seed=0)
@@ -218,3 +218,42 @@ def test_the_audit_notices_a_slot_listed_by_the_wrong_request():
     machine._requests[one].slots[0] = machine._requests[two].slots[0]
     with pytest.raises(PoolCorruption, match=f"request {one}"):
         machine.audit()
+
+
+def test_a_retracted_request_returns_before_those_that_waited():
+    machine = engine(slots=90, max_batch=2)
+    first, second = machine.submit([7] * 9, LONG, budget=20), machine.submit([8] * 9, LONG, budget=20)
+    third = machine.submit([9], LONG, budget=20)
+    ended = []
+    while machine.busy:
+        ended += [output.request_id for output in machine.step() if output.finish]
+        running = [request.id for request in machine._scheduler.running]
+        assert running == sorted(running)
+    assert machine.result(second).retractions > 0
+    assert ended.index(first) < ended.index(second)
+    assert third in ended
+
+
+def test_taking_tokens_cuts_at_the_limit_and_at_a_stop():
+    def fresh() -> Request:
+        machine = engine()
+        return machine._requests[machine.submit([3], SamplingParams(max_new_tokens=4, stop_token_ids=(5,)))]
+
+    request = fresh()
+    assert request.take([7, 8]) == [7, 8]
+    assert request.finish is None
+    assert request.take([9, 10, 11]) == [9, 10]
+    assert request.finish is FinishReason.LENGTH
+    request = fresh()
+    assert request.take([7, 5, 8]) == [7, 5]
+    assert request.finish is FinishReason.STOP
+    request = fresh()
+    assert request.take([7, 8, 9, 5]) == [7, 8, 9, 5]
+    assert request.finish is FinishReason.STOP
+
+
+def test_no_node_is_verified_deeper_than_the_tokens_that_remain():
+    machine = engine()
+    two = SamplingParams(max_new_tokens=2, stop_token_ids=())
+    machine.generate([3, 4, 5], two, draft="tree", budget=8)
+    assert machine.metrics.nodes == 1  # one token from prefill, one from a root that needs no draft
