@@ -72,4 +72,4 @@ def _draw_roofs(axes: matplotlib.axes.Axes, measured: Sequence[Record], low: flo
             heights = [min(copy * x, roof) / 1e12 for x in (low, ridge, high)]
             text = f"{label}: {roof / 1e12:.0f} TFLOP/s"
             axes.plot([low, ridge, high], heights, style, color="black", linewidth=1.2, label=text)
-    axes.text(low * 1.05, copy * low / 1e12 * 1.25, f"copy: {copy / 1e12:.2f} TB/s", fontsize=8, rotation=0)
+    axes.text(low * 1.05, copy * low / 1e12 * 1.9, f"copy: {copy / 1e12:.2f} TB/s", fontsize=8, rotation=0)

@@ -1,0 +1,152 @@
+"""The pages of the acceptance and speed benchmarks, each made from one record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from treeverify.bench.acceptance import COLUMNS, KINDS
+from treeverify.bench.record import Record
+from treeverify.bench.speed import ratios
+from treeverify.bench.walk import BUDGETS
+
+TITLES = {
+    "free_running": "free-running",
+    "forced_argmax": "teacher-forced, target's argmax on the true prefix",
+    "forced_text": "teacher-forced, true text",
+}
+TARGETS = {"free_running": 3.7, "forced_argmax": 2.5, "forced_text": 2.2}
+"""Acceptance length asked of a tree of 16."""
+LEAST_GAIN = 1.2
+"""Tree of 16 over the same drafter's chain, asked of the teacher-forced rows."""
+LEAST_SPEEDUP = 1.5
+"""Tree of 16 over plain decoding, tokens/s."""
+_COLOURS = {"free_running": "#0b6e4f", "forced_argmax": "#3a6fbf", "forced_text": "#b26a00"}
+
+
+def acceptance_page(entry: Record, plot: str) -> str:
+    """The page in Markdown; ``plot`` is the picture's path relative to it."""
+    case, measures = entry["case"], entry["measures"]
+    walks, errors, repeats = measures["walk"], measures["walk_standard_error"], measures["repeated_8grams"]
+
+    def walked(kind: str, column: str) -> str:
+        return f"{walks[kind][column]:.2f} ± {errors[kind][column]:.2f}"
+
+    def mean(kind: str, column: str) -> str:
+        return f"{measures['mean_over_starts'][kind][column]:.2f}"
+
+    gains = [
+        [TITLES[kind], *(f"{walks[kind][column] / walks[kind]['chain']:.2f}x" for column in COLUMNS[1:])]
+        for kind in KINDS
+    ]
+    asked = [
+        [TITLES[kind], f"{TARGETS[kind]:.1f}", f"{walks[kind]['16']:.2f}", _met(walks[kind]["16"], TARGETS[kind])]
+        for kind in KINDS
+    ]
+    asked += [
+        [f"tree of 16 over chain, {TITLES[kind]}", f"{LEAST_GAIN:.1f}x", f"{gain:.2f}x", _met(gain, LEAST_GAIN)]
+        for kind in KINDS[1:]
+        if (gain := walks[kind]["16"] / walks[kind]["chain"])
+    ]
+    header = ["", f"chain ({case['depth']})", f"prompt lookup ({case['depth']})", *(f"tree {n}" for n in BUDGETS)]
+    sections = [
+        "# Acceptance length\n",
+        f"Made by `treeverify bench acceptance --page docs/acceptance.md`; {_where(entry)}.\n",
+        f"Tokens per verify step of a walk at T = 0, the root counted: {case['prompts']} held-out prompts of "
+        f"{case['prompt_tokens']} tokens, {case['new_tokens']} tokens walked after each; tree N: DDTree with N nodes "
+        "beside the root. ± is the standard error over the choice of texts. Exact definitions: the docstring of "
+        "`src/treeverify/bench/acceptance.py`.\n",
+        _grid(header, KINDS, walked),
+        f"\n![Acceptance length over the budget]({plot})\n",
+        f"Repeated 8-grams: {repeats['free_running']:.0%} of the free-running text (the small model falls into loops, "
+        f"which any drafter guesses well, prompt lookup without a model above all), {repeats['true_text']:.1%} of the "
+        "true text. The teacher-forced rows say what the drafter is worth.\n",
+        "## Over the same drafter's chain\n",
+        _table(["", *header[2:]], gains),
+        "\n## Asked and reached (tree of 16)\n",
+        _table(["", "asked", "reached", "met"], asked),
+        "\n## Mean over all starts\n",
+        "Every place of the text counts once, visited by the walk or not.\n",
+        _grid(header, KINDS, mean),
+    ]
+    return "\n".join(sections) + "\n"
+
+
+def draw_acceptance(entry: Record, path: Path) -> None:
+    """Write the plot as ``path``'s suffix says (svg or png): a line per kind, dashed for chain, dotted for lookup."""
+    matplotlib.rcParams["svg.hashsalt"] = "treeverify"  # the same record gives the same file
+    walks = entry["measures"]["walk"]
+    errors = entry["measures"]["walk_standard_error"]
+    figure = Figure(figsize=(8.0, 4.6), layout="constrained")
+    axes = figure.add_subplot()
+    for kind in KINDS:
+        heights = [walks[kind][str(budget)] for budget in BUDGETS]
+        bars = [errors[kind][str(budget)] for budget in BUDGETS]
+        axes.errorbar(BUDGETS, heights, bars, marker="o", capsize=3, color=_COLOURS[kind], label=TITLES[kind])
+        for column, style in (("chain", "--"), ("lookup", ":")):
+            axes.axhline(walks[kind][column], linestyle=style, color=_COLOURS[kind], linewidth=1, alpha=0.8)
+    axes.plot([], [], "--", color="#555555", label=f"chain of {entry['case']['depth']}, same colours")
+    axes.plot([], [], ":", color="#555555", label=f"prompt lookup of {entry['case']['depth']}")
+    axes.set(xscale="log", xlabel="budget: draft nodes beside the root", ylabel="tokens per step, root counted")
+    axes.set_xticks(BUDGETS, [str(budget) for budget in BUDGETS])
+    axes.minorticks_off()
+    axes.set_ylim(bottom=1)
+    axes.set_title("Acceptance length at T = 0, held-out text")
+    axes.grid(visible=True, alpha=0.2)
+    axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None, dpi=110)
+
+
+def speed_page(entry: Record) -> str:
+    """The page in Markdown."""
+    case, modes = entry["case"], entry["measures"]["modes"]
+    decode, whole = ratios(modes, "tokens_per_second"), ratios(modes, "tokens_per_second_with_prefill")
+    rows = []
+    stages = []
+    for name, mode in modes.items():
+        speeds = [f"{mode['tokens_per_second']:.0f}", f"{decode[name]:.2f}x"]
+        both = [f"{mode['tokens_per_second_with_prefill']:.0f}", f"{whole[name]:.2f}x"]
+        share = f"{mode['tokens_per_second_spread']:.0%}"
+        rows.append([name, f"{mode['acceptance_length']:.2f}", *speeds, share, *both])
+        stages.append([name, f"{mode['step_ms']:.2f}", *(f"{value:.2f}" for value in mode["stages"].values())])
+    names = [stage.removesuffix("_ms") for stage in modes["plain"]["stages"]]
+    loads = ", ".join(f"{load:.1f}" for load in entry["measures"]["load_average"])
+    reached = decode.get("tree 16")
+    sections = [
+        "# Tokens per second on the CPU\n",
+        f"Made by `treeverify bench speed --page docs/speed.md`; {_where(entry)}.\n",
+        f"{case['prompts']} held-out prompts of {case['prompt_tokens']} tokens, one at a time, {case['new_tokens']} new "
+        f"tokens each, T = 0, free-running, KDTREE_VERIFY={case['verify']}; the same tokens from every mode. Median of "
+        f"{case['runs']} interleaved runs; spread: largest minus smallest run over the median. Load average before and "
+        f"after: {loads}.\n",
+        _table(["draft", "acceptance", "tokens/s", "over plain", "spread", "with prefill", "over plain"], rows),
+        ""
+        if reached is None
+        else f"\nAsked: a tree of 16 at {LEAST_SPEEDUP}x plain or more; reached {reached:.2f}x.\n",
+        "## Milliseconds of a step, by stage\n",
+        _table(["draft", "step", *names], stages),
+    ]
+    return "\n".join(section for section in sections if section) + "\n"
+
+
+def _where(entry: Record) -> str:
+    case = entry["case"]
+    machine = f"{entry['cpu']}, {case['threads']} threads" if case["device"] == "cpu" else entry["gpu"]
+    return f"{case['dtype']}, {machine}, torch {entry['torch']}, weights {case['weights']}, {entry['date']}"
+
+
+def _met(reached: float, asked: float) -> str:
+    return "yes" if reached >= asked else "no"
+
+
+def _grid(header: Sequence[str], kinds: Sequence[str], cell: Callable[[str, str], str]) -> str:
+    return _table(header, [[TITLES[kind], *(cell(kind, column) for column in COLUMNS)] for kind in kinds])
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
