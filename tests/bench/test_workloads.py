@@ -96,6 +96,13 @@ def test_sets_are_disjoint_and_shaped_as_the_call_wants_them(indices):
             assert kv.draft_slots[5].item() == first + 6
 
 
+def test_queries_do_not_repeat_rows_of_the_pool():
+    point = Point(1, 4, 2, 60)
+    work = make_workload(point, make_pool(pool_slots([point], 2), CPU), "contig", sets=2)
+    scores = work.q.float().flatten(0, 1) @ work.pool.float().T
+    assert scores.abs().max() < 6 * 576**0.5  # a row times itself would be about 576
+
+
 def test_ragged_lengths_are_given_in_the_order_of_the_requests():
     point = Point(16, 9, 16, "ragged")
     assert len(point.prefixes) == 16

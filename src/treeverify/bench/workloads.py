@@ -159,7 +159,7 @@ def make_workload(
 ) -> Workload:
     """Make queries, random trees, mask and KV sets for ``point`` over ``pool``."""
     device = pool.device
-    generator = torch.Generator(device).manual_seed(seed)
+    generator = torch.Generator(device).manual_seed(seed + 1_000_003)  # the pool's own seed would repeat its rows as q
     shape = (point.bs * point.nodes, point.heads, ROW)
     q = torch.randn(shape, device=device, dtype=torch.bfloat16, generator=generator)
     visible = torch.stack([random_visibility(point.nodes, seed + request) for request in range(point.bs)]).to(device)
