@@ -1,10 +1,9 @@
 """How many tokens a step accepts: chain and DDTree of several budgets, free-running and teacher-forced.
 
 A quick table for choosing a recipe and for the training record; the package's own benchmark is the published one.
-Each figure is tokens per step of a walk (the root is counted).
+Each figure is tokens per step of a walk (the root is counted). Trees and walks are the package's (its numpy part only).
 """
 
-import heapq
 import multiprocessing
 
 import numpy as np
@@ -14,44 +13,17 @@ from torch import Tensor
 from training.drafter import Drafter
 from training.shapes import BLOCK
 from training.target import Target
+from treeverify.bench.walk import BUDGETS, draft_lengths, repeated, walk
+from treeverify.tree.build import Candidates
 
-BUDGETS = (4, 8, 16, 32, 64)
 COLUMNS = ("chain", *map(str, BUDGETS))
 DEPTH = BLOCK - 1
 
 
-def best_first(scores: list[list[float]], tokens: list[list[int]], budget: int) -> list[tuple[int, int]]:
-    """Nodes (parent, token) in pop order; -1 is the root. A smaller budget's tree is a prefix of this list."""
-    heap = [(-scores[0][0], (0,), -1, 0.0)]
-    nodes: list[tuple[int, int]] = []
-    while heap and len(nodes) < budget:
-        cost, ranks, parent, base = heapq.heappop(heap)
-        depth, rank, me = len(ranks), ranks[-1], len(nodes)
-        nodes.append((parent, tokens[depth - 1][rank]))
-        if rank + 1 < len(scores[depth - 1]):
-            heapq.heappush(heap, (base - scores[depth - 1][rank + 1], (*ranks[:-1], rank + 1), parent, base))
-        if depth < len(scores):
-            heapq.heappush(heap, (cost - scores[depth][0], (*ranks, 0), me, cost))
-    return nodes
-
-
 def accepted(job: tuple) -> list[list[int]]:
     """For each label sequence of one start: accepted tokens of the chain and of each budget, root counted."""
-    scores, tokens, label_sets = job
-    children = {node: i for i, node in enumerate(best_first(scores, tokens, BUDGETS[-1]))}
-    rows = []
-    for labels in label_sets:
-        chain = 0
-        while chain < DEPTH and tokens[chain][0] == labels[chain]:
-            chain += 1
-        path, current = [], -1
-        for token in labels:
-            current = children.get((current, token))
-            if current is None:
-                break
-            path.append(current)
-        rows.append([1 + chain] + [1 + sum(i < budget for i in path) for budget in BUDGETS])
-    return rows
+    root, scores, tokens, label_sets = job
+    return draft_lengths(root, Candidates(scores, tokens), label_sets)
 
 
 @torch.no_grad()
@@ -62,21 +34,9 @@ def candidates(target: Target, drafter: Drafter, ids: Tensor, anchors: Tensor) -
         logits, features = target(rows, drafter.s.features)
         best.append(logits.argmax(-1).cpu())
         top = drafter(target, features, rows, anchors).float().log_softmax(-1).topk(BUDGETS[-1], -1)
-        scores.append(top.values.cpu())
+        scores.append(top.values.clamp(max=0.0).cpu())
         tokens.append(top.indices.cpu())
     return torch.cat(scores).numpy(), torch.cat(tokens).numpy(), torch.cat(best).numpy()
-
-
-def walk(lengths: np.ndarray) -> float:
-    """Tokens per step over rows [row, start]: begin at the first start, jump by what was accepted."""
-    steps = total = 0
-    for row in lengths:
-        place = 0
-        while place < len(row):
-            total += int(row[place])
-            steps += 1
-            place += int(row[place])
-    return round(total / steps, 3)
 
 
 def measure(target: Target, drafter: Drafter, texts: Tensor, prompt: int, new: int) -> dict[str, dict[str, float]]:
@@ -94,26 +54,16 @@ def measure(target: Target, drafter: Drafter, texts: Tensor, prompt: int, new: i
             for r in range(len(rows)):
                 for a in range(len(anchors)):
                     p = prompt + a
-                    labels = [rows[r, p + 1 : p + BLOCK].tolist()]
+                    labels = [rows[r, p + 1 : p + BLOCK + 1]]
                     if name == "forced":
-                        labels.append(best[r, p : p + DEPTH].tolist())
-                    jobs.append((scores[r, a].tolist(), tokens[r, a].tolist(), labels))
+                        labels.append(best[r, p : p + BLOCK])
+                    jobs.append((int(rows[r, p]), scores[r, a], tokens[r, a], labels))
             found = np.array(pool.map(accepted, jobs, chunksize=64)).reshape(len(rows), len(anchors), -1, len(COLUMNS))
             kinds = ["free_running"] if name == "free" else ["forced_text", "forced_argmax"]
             for k, kind in enumerate(kinds):
-                table[kind] = {column: walk(found[:, :, k, c]) for c, column in enumerate(COLUMNS)}
+                table[kind] = {column: round(walk(found[:, :, k, c]), 3) for c, column in enumerate(COLUMNS)}
     table["repeated_8grams"] = {
-        "free_running": repeated(free[:, prompt:]),
-        "true_text": repeated(texts[:, prompt:width]),
+        "free_running": round(repeated(free[:, prompt:].tolist()), 3),
+        "true_text": round(repeated(texts[:, prompt:width].tolist()), 3),
     }
     return table
-
-
-def repeated(ids: Tensor, n: int = 8) -> float:
-    """Share of n-grams that occurred before in the same row."""
-    total = again = 0
-    for row in ids.tolist():
-        grams = [tuple(row[i : i + n]) for i in range(len(row) - n + 1)]
-        total += len(grams)
-        again += len(grams) - len(set(grams))
-    return round(again / max(1, total), 3)

@@ -18,7 +18,7 @@ gpus=$(nvidia-smi -L | wc -l)
     lap "SGLang with random weights"
 } >"$OUT/sglang.log" 2>&1 &
 random=$!
-timeout "${TRAIN_LIMIT:-400}" python3 -m training.sweep --out "$work/run" "$@" 2>&1 | tee "$OUT/train.log"
+PYTHONPATH=src${PYTHONPATH:+:$PYTHONPATH} timeout "${TRAIN_LIMIT:-400}" python3 -m training.sweep --out "$work/run" "$@" 2>&1 | tee "$OUT/train.log"
 lap training
 if [ -d "$work/run/drafter" ]; then
     tar -C "$work/run" -cf "$OUT/pair.tar" target drafter && cp "$work/run/training.json" "$OUT/"

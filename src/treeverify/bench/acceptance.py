@@ -1,7 +1,7 @@
 """Acceptance length at T = 0 on held-out text: how many tokens a verify step commits, the root counted.
 
-A *start* is a place ``p`` of a text: tokens ``0 .. p - 1`` are committed, token ``p`` is the root, and a draft of tokens
-``p + 1, p + 2, ...`` is judged against labels, one per depth. Three sets of labels:
+A *start* is a place ``p`` of a text: tokens ``0 .. p - 1`` are committed, token ``p`` is the root, and a draft of
+tokens ``p + 1, p + 2, ...`` is judged against labels, one per depth. Three sets of labels:
 
 - ``free_running``: the text is the target's own plain greedy continuation of the prompt, the labels are its tokens.
   This is what an engine does at T = 0; the engine's steps are these steps, one by one.

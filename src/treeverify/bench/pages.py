@@ -119,8 +119,8 @@ def speed_page(entry: Record) -> str:
     sections = [
         "# Tokens per second on the CPU\n",
         f"Made by `treeverify bench speed --page docs/speed.md`; {_where(entry)}.\n",
-        f"{case['prompts']} held-out prompts of {case['prompt_tokens']} tokens, one at a time, {case['new_tokens']} new "
-        f"tokens each, T = 0, free-running, KDTREE_VERIFY={case['verify']}; the same tokens from every mode. Median of "
+        f"{case['prompts']} held-out prompts of {case['prompt_tokens']} tokens, one at a time, {case['new_tokens']} "
+        f"new tokens each, T = 0, free-running, KDTREE_VERIFY={case['verify']}; the same tokens from every mode. Median of "
         f"{case['runs']} interleaved runs; spread: largest minus smallest run over the median. Load average before and "
         f"after: {loads}.\n",
         _table(["draft", "acceptance", "tokens/s", "over plain", "spread", "with prefill", "over plain"], rows),

@@ -2,9 +2,9 @@
 
 A *run* decodes every prompt once in one mode: free-running, T = 0, stop tokens ignored. Modes take turns prompt by
 prompt, in an order that rotates, so that a busy machine slows all of them alike; a warm-up run comes first, and there
-each mode's tokens are compared with plain decoding's. Reported: the median over the runs of tokens / second, of *decode*
-time (the steps, without prefill) and of *all* time; the first token comes from prefill and counts in the second only.
-Stages are the engine's own metrics, per step, over all runs.
+each mode's tokens are compared with plain decoding's. Reported: the median over the runs of tokens / second, of
+*decode* time (the steps, without prefill) and of *all* time; the first token comes from prefill and counts in the
+second only. Stages are the engine's own metrics, per step, over all runs.
 """
 
 from __future__ import annotations

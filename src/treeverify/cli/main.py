@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from treeverify.cli import bench
 from treeverify.errors import TreeverifyError
 
 app = typer.Typer(
@@ -16,6 +17,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(bench.app, name="bench")
 
 Model = Annotated[Path | None, typer.Option(help="Folder with target/, drafter/, tokenizer.json; default: packaged.")]
 Budget = Annotated[int | None, typer.Option(help="Draft nodes beside the root (tree: 16, chain: the drafter's depth).")]
