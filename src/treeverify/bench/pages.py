@@ -15,7 +15,7 @@ from treeverify.bench.walk import BUDGETS
 
 TITLES = {
     "free_running": "free-running",
-    "forced_argmax": "teacher-forced, target's argmax on the true prefix",
+    "forced_argmax": "teacher-forced, argmax",
     "forced_text": "teacher-forced, true text",
 }
 TARGETS = {"free_running": 3.7, "forced_argmax": 2.5, "forced_text": 2.2}
@@ -57,7 +57,10 @@ def acceptance_page(entry: Record, plot: str) -> str:
         f"Made by `treeverify bench acceptance --page docs/acceptance.md`; {_where(entry)}.\n",
         f"Tokens per verify step of a walk at T = 0, the root counted: {case['prompts']} held-out prompts of "
         f"{case['prompt_tokens']} tokens, {case['new_tokens']} tokens walked after each; tree N: DDTree with N nodes "
-        "beside the root. ± is the standard error over the choice of texts. Exact definitions: the docstring of "
+        "beside the root; prompt lookup: a chain copied from behind an earlier occurrence of the last tokens. "
+        "Free-running: over the target's own greedy continuation, as an engine runs. Teacher-forced: over the true "
+        "text; accepted is what equals the target's argmax on the true prefix, or the true text's own token. "
+        "± is the standard error over the choice of texts. Exact definitions: the docstring of "
         "`src/treeverify/bench/acceptance.py`.\n",
         _grid(header, KINDS, walked),
         f"\n![Acceptance length over the budget]({plot})\n",
@@ -120,9 +123,9 @@ def speed_page(entry: Record) -> str:
         "# Tokens per second on the CPU\n",
         f"Made by `treeverify bench speed --page docs/speed.md`; {_where(entry)}.\n",
         f"{case['prompts']} held-out prompts of {case['prompt_tokens']} tokens, one at a time, {case['new_tokens']} "
-        f"new tokens each, T = 0, free-running, KDTREE_VERIFY={case['verify']}; the same tokens from every mode. Median of "
-        f"{case['runs']} interleaved runs; spread: largest minus smallest run over the median. Load average before and "
-        f"after: {loads}.\n",
+        f"new tokens each, T = 0, free-running, KDTREE_VERIFY={case['verify']}; the same tokens from every mode. "
+        f"Median of {case['runs']} interleaved runs; spread: largest minus smallest run over the median. Load average "
+        f"before and after: {loads}.\n",
         _table(["draft", "acceptance", "tokens/s", "over plain", "spread", "with prefill", "over plain"], rows),
         ""
         if reached is None
@@ -135,7 +138,7 @@ def speed_page(entry: Record) -> str:
 
 def _where(entry: Record) -> str:
     case = entry["case"]
-    machine = f"{entry['cpu']}, {case['threads']} threads" if case["device"] == "cpu" else entry["gpu"]
+    machine = f"{entry['cpu']}, threads: {case['threads']}" if case["device"] == "cpu" else entry["gpu"]
     return f"{case['dtype']}, {machine}, torch {entry['torch']}, weights {case['weights']}, {entry['date']}"
 
 
