@@ -46,7 +46,7 @@ class Case:
 def assert_matches(case: Case, got: tuple[torch.Tensor, torch.Tensor], exact=None, bound: float | None = None) -> None:
     """Same NaN/-inf pattern; whole relative error within the contract's tolerance, each row within four times that."""
     out, lse = (t.detach().cpu().double() for t in got)
-    want, want_lse = (t.double() for t in (case.exact() if exact is None else exact))
+    want, want_lse = (t.detach().cpu().double() for t in (case.exact() if exact is None else exact))
     dtype = case.tensors[0].dtype
     bound = RELATIVE_ERROR_FLAT[dtype] if bound is None else bound
     assert out.isfinite().all(), f"{int((~out.isfinite()).sum())} elements are not finite"
