@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import shutil
 
 import pytest
@@ -10,8 +11,9 @@ from treeverify.bench.attention import run_attention_bench
 from treeverify.bench.attention_types import DeviceLostError, Entry, Options
 from treeverify.bench.ceilings import build_mma_library, copy_ceiling, matmul_ceiling
 from treeverify.bench.check import relative_error
-from treeverify.bench.rivals import Implementation
-from treeverify.bench.workloads import Point
+from treeverify.bench.rivals import Implementation, catalogue
+from treeverify.bench.workloads import SCALE, Point
+from treeverify.ops.tree_attention.reference import tree_attention_reference
 
 POINTS = [Point(2, 3, 2, 40), Point(1, 4, 2, 33)]
 
@@ -72,6 +74,63 @@ def test_a_wrong_result_or_a_failure_is_recorded_and_not_timed(tmp_path, monkeyp
     assert reason in entry["reason"]
 
 
+def failing_late(name):
+    """Right at first; fails from the third run of its two calls on, in the timed rounds."""
+
+    def prepare(work):
+        exact, _ = tree_attention_reference(
+            work.q,
+            work.sets[0].draft_kv,
+            work.pool,
+            work.kv_indptr,
+            work.sets[0].prefix_slots,
+            nodes=work.point.nodes,
+            scale=SCALE,
+            mask=work.mask,
+            mask_indptr=work.mask_indptr,
+        )
+        runs = itertools.count()
+
+        def call():
+            if next(runs) > 3:
+                raise RuntimeError("CUDA error: an illegal memory access")
+            return exact
+
+        return [call]
+
+    return Implementation(name, ("scatter",), tree=True, prepare=prepare)
+
+
+def load_with_late_failure(name):
+    return failing_late(name) if name == "fa2-mla" else catalogue.load(name)
+
+
+def test_a_failure_in_the_timed_rounds_is_recorded_and_the_others_are_timed(tmp_path, monkeypatch):
+    monkeypatch.setattr(rivals, "load", load_with_late_failure)
+    chosen, _ = options(tmp_path, "fa2-mla", "treeverify-split_kv")
+    chosen.max_sets = 1
+    late, ours = [e for e in run_attention_bench(POINTS[:1], chosen) if e["benchmark"] == "attention"]
+    assert late["us"] is None
+    assert late["reason"] == "in a timed round: RuntimeError: CUDA error: an illegal memory access"
+    assert ours["us"] > 0
+
+
+def test_one_that_breaks_the_device_in_a_round_is_recorded_at_every_remaining_point(tmp_path, monkeypatch):
+    def lost(bench, point, entry):
+        attention._write_entry(bench, point, entry, [], None)
+        raise DeviceLostError(entry.implementation, point, str(entry.reason))
+
+    monkeypatch.setattr(rivals, "load", load_with_late_failure)
+    monkeypatch.setattr(attention, "_check_context", lost)
+    chosen, _ = options(tmp_path, "fa2-mla", "treeverify-split_kv")
+    chosen.max_sets = 1
+    with pytest.raises(DeviceLostError):
+        run_attention_bench(POINTS, chosen)
+    written = record.read(chosen.output)
+    assert [(entry["impl"], entry["case"]["prefix"]) for entry in written] == [("fa2-mla", 40), ("fa2-mla", 33)]
+    assert written[1]["reason"].startswith("left out: fa2-mla broke the CUDA context at 2/3/2/40: in a timed round")
+
+
 def test_points_beyond_the_time_budget_say_so(tmp_path):
     chosen, _ = options(tmp_path, "treeverify-split_kv", seconds=-1.0)
     records = run_attention_bench(POINTS, chosen)
@@ -112,11 +171,12 @@ def test_a_lost_device_starts_a_new_process_without_the_culprit(tmp_path, monkey
     monkeypatch.setattr(attention.os, "execv", lambda program, arguments: started.extend(arguments))
     names = ["--implementations", "treeverify-naive,fa2-mla,fa3-causal"]
     attention.main(["--points", "1/9/8/4k,1/9/8/16k,1/9/8/64k", *names, "--output", "x", "--commit", "c"])
+    seconds = float(started.pop(6).removeprefix("--seconds="))
+    assert 199.0 < seconds <= 200.0
     assert started[3:] == [
         "--points=1/9/8/16k,1/9/8/64k",
         "--implementations=treeverify-naive,fa3-causal",
         "--output=x",
-        "--seconds=200.0",
         "--rounds=5",
         "--commit=c",
     ]
@@ -148,6 +208,7 @@ def test_the_mma_loop_compiles_once(tmp_path):
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_graph_of_rotated_calls_is_checked_and_timed(tmp_path):
     chosen = Options(tmp_path / "out.jsonl", ["treeverify-portable", "treeverify-naive"], rounds=2)
     records = run_attention_bench([Point(2, 9, 8, 300)], chosen)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from treeverify.bench import rivals
-from treeverify.bench.rivals import Implementation, Missing
+from treeverify.bench.rivals import MOST_CALL_US, Implementation, Missing, TooSlowError, ours
 from treeverify.bench.rivals.base import request_slots, slot_table, starts
 from treeverify.bench.rivals.fa3 import expand_table
 from treeverify.bench.workloads import LATENT, Point, make_pool, make_workload, pool_slots
@@ -55,6 +55,16 @@ def test_our_kernels_are_missing_without_a_gpu(name):
     found = rivals.load(name)
     assert isinstance(found, Missing)
     assert "CUDA device" in found.reason
+
+
+def test_the_naive_kernel_refuses_what_would_take_too_long():
+    assert ours.naive_us(Point(1, 9, 8, 1024)) == pytest.approx(72 * 1033 * 2176 / 2e6)
+    assert ours.naive_us(Point(1, 9, 128, 16384)) < MOST_CALL_US
+    point = Point(16, 17, 128, 16384)
+    work = make_workload(point._replace(heads=1, prefix=1), make_pool(2048, torch.device("cpu")), "scatter", sets=1)
+    work.point = point
+    with pytest.raises(TooSlowError, match="estimated 621 ms per call, the limit is 60 ms"):
+        ours._prepare("naive", work)
 
 
 def small_work(indices="scatter"):

@@ -10,6 +10,7 @@ from treeverify.bench.ceilings import Rates
 from treeverify.bench.workloads import (
     COLD_BYTES,
     PAGE,
+    SCALE,
     Point,
     load_points,
     make_pool,
@@ -101,6 +102,20 @@ def test_queries_do_not_repeat_rows_of_the_pool():
     work = make_workload(point, make_pool(pool_slots([point], 2), CPU), "contig", sets=2)
     scores = work.q.float().flatten(0, 1) @ work.pool.float().T
     assert scores.abs().max() < 6 * 576**0.5  # a row times itself would be about 576
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+@pytest.mark.parametrize("indices", ["scatter", "contig", "page64"])
+def test_no_key_takes_all_the_weight(indices, seed):
+    point = Point(2, 4, 3, 200)
+    pool = make_pool(pool_slots([point], 2), CPU, seed)
+    work = make_workload(point, pool, indices, seed, sets=2)
+    for number, kv in enumerate(work.sets):
+        keys = torch.cat([pool[kv.prefix_slots[:200]], kv.draft_kv[:4]]).float()
+        scores = work.q[:4].float().flatten(0, 1) @ keys.T * SCALE
+        weights = scores.softmax(-1)
+        assert weights.max() < 0.9, number
+        assert (weights > 1e-4).sum(-1).min() > 50, number
 
 
 def test_ragged_lengths_are_given_in_the_order_of_the_requests():

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from treeverify.bench import record, rivals
-from treeverify.bench.attention_types import DeviceLostError, Entry, Options
+from treeverify.bench.attention_types import WRONG, DeviceLostError, Entry, Options
 from treeverify.bench.ceilings import (
     COPY,
     MATMUL,
@@ -33,7 +33,7 @@ from treeverify.bench.ceilings import (
 )
 from treeverify.bench.check import call_order, error_of_replay, reference
 from treeverify.bench.rivals import Implementation, Missing
-from treeverify.bench.timing import GraphReplay, Replay, interleave, make_replay, median
+from treeverify.bench.timing import GraphReplay, Replay, ReplayError, interleave, make_replay, median
 from treeverify.bench.workloads import (
     Indices,
     Point,
@@ -48,8 +48,6 @@ from treeverify.errors import BuildError
 
 NOT_RUN = "not run"
 """How the reason of a point begins that the time budget left out."""
-WRONG = 1.0e-2
-"""Relative error from which a result counts as wrong; bf16 kernels show 1.7e-3 to 2.8e-3."""
 
 
 @dataclass
@@ -91,12 +89,16 @@ def run_attention_bench(points: Sequence[Point], options: Options) -> list[recor
         options.say(f"missing: {error}")
     begin = time.perf_counter()
     pool = make_pool(pool_slots(points, options.max_sets), device, options.seed)
-    for point in points:
+    for number, point in enumerate(points):
         spent = time.perf_counter() - begin
         if spent > options.seconds:
             _skip_point(bench, point, f"{NOT_RUN}: the time budget of {options.seconds:g} s was spent")
             continue
-        _run_point(bench, point, pool)
+        try:
+            _run_point(bench, point, pool)
+        except DeviceLostError as lost:
+            _leave_out(bench, lost, points[number + 1 :])
+            raise
         options.say(f"{point}: {time.perf_counter() - begin - spent:.1f} s, {spent:.0f} s before")
     return bench.records
 
@@ -110,9 +112,7 @@ def _run_point(bench: _Bench, point: Point, pool: torch.Tensor) -> None:
         if users:
             work = make_workload(point, pool, indices, bench.options.seed, bench.options.max_sets)
             entries += _prepare_layout(bench, work, users)
-    replays: dict[str, Replay] = {entry.key: entry.replay for entry in entries if entry.replay is not None}
-    replays |= {ceiling.name: ceiling.replay for ceiling in bench.ceilings}
-    runs = interleave(replays, bench.options.rounds)
+    runs = _timed_rounds(bench, point, entries)
     rates = _write_ceilings(bench, point, runs)
     missing = [item for item in bench.loaded if isinstance(item, Missing)]
     entries += [Entry(item.name, "scatter", True, reason=item.reason) for item in missing]
@@ -122,8 +122,23 @@ def _run_point(bench: _Bench, point: Point, pool: torch.Tensor) -> None:
             entry.replay.close()
 
 
+def _timed_rounds(bench: _Bench, point: Point, entries: Sequence[Entry]) -> dict[str, list[float]]:
+    """Time every replay; one that fails gets that as its reason, and the rounds begin again without it."""
+    while True:
+        replays: dict[str, Replay] = {entry.key: entry.replay for entry in entries if entry.replay is not None}
+        replays |= {ceiling.name: ceiling.replay for ceiling in bench.ceilings}
+        try:
+            return interleave(replays, bench.options.rounds)
+        except ReplayError as failure:
+            failed = [entry for entry in entries if entry.key == failure.name]
+            if not failed:
+                raise  # a ceiling: nothing can be said without it
+            failed[0].reason, failed[0].replay = str(failure)[:300], None
+            _check_context(bench, point, failed[0])
+
+
 def _prepare_layout(bench: _Bench, work: Workload, users: Sequence[Implementation]) -> list[Entry]:
-    """Capture and check every implementation on ``work``."""
+    """Capture every implementation on ``work``, replay it, wait for it and check it, one after the other."""
     references: dict[tuple[bool, int], torch.Tensor] = {}
     entries = []
     for item in users:
@@ -200,19 +215,18 @@ def _write_entry(bench: _Bench, point: Point, entry: Entry, runs: list[float], r
 
 
 def _skip_point(bench: _Bench, point: Point, reason: str) -> None:
-    fields: dict[str, object] = {
-        "us": None,
-        "us_runs": [],
-        "floor_us": None,
-        "bound": "",
-        "ratio": None,
-        "error": None,
-        "rates": {},
-    }
     for item in bench.loaded:
-        case = _case(point, "scatter", isinstance(item, Missing) or item.tree)
-        bench.write("attention", item.name, case, reason=reason, **fields)
-    bench.options.say(f"  {point}: {reason}")
+        entry = Entry(item.name, "scatter", isinstance(item, Missing) or item.tree, reason=reason)
+        _write_entry(bench, point, entry, [], None)
+
+
+def _leave_out(bench: _Bench, lost: DeviceLostError, rest: Sequence[Point]) -> None:
+    """Records of the implementation that broke the device, for the points at which it will not be tried again."""
+    for item in bench.loaded:
+        if item.name == lost.implementation and isinstance(item, Implementation):
+            for point in rest:
+                entry = Entry(item.name, item.indices[0], item.tree, reason=f"left out: {lost}"[:300])
+                _write_entry(bench, point, entry, [], None)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -235,6 +249,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rounds=chosen.rounds,
         commit=chosen.commit,
     )
+    begin = time.perf_counter()
     try:
         run_attention_bench(points, options)
     except DeviceLostError as lost:
@@ -244,7 +259,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         again = {"points": rest, "implementations": names}
         kept = {
             "output": options.output,
-            "seconds": options.seconds,
+            "seconds": round(options.seconds - (time.perf_counter() - begin), 1),
             "rounds": options.rounds,
             "commit": options.commit,
         }

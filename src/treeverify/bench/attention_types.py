@@ -11,6 +11,9 @@ from treeverify.bench.timing import Replay
 from treeverify.bench.workloads import Indices, Point
 from treeverify.errors import TreeverifyError
 
+WRONG = 1.0e-2
+"""Relative error from which a result counts as wrong; bf16 kernels show 1.7e-3 to 2.8e-3."""
+
 
 class DeviceLostError(TreeverifyError):
     """An implementation broke the CUDA context, so that nothing else can run in this process."""

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import torch
 
-from treeverify.bench.rivals import Call
+from treeverify.bench.rivals import MOST_CALL_US, Call, TooSlowError
 from treeverify.bench.timing import GraphReplay, Replay, event_us
 from treeverify.bench.workloads import SCALE, Workload
 from treeverify.ops.tree_attention.reference import tree_attention_reference
 
-LEAST_REPLAY_US, MOST_REPLAY_US = 2_000.0, 60_000.0
+LEAST_REPLAY_US, MOST_REPLAY_US = 2_000.0, 20_000.0
 
 
 def reference(work: Workload, tree: bool, number: int) -> torch.Tensor:
@@ -38,18 +38,24 @@ def relative_error(got: torch.Tensor, exact: torch.Tensor) -> float:
 
 
 def calls_per_replay(us: float, sets: int) -> int:
-    """Number of calls in one graph: over every KV set, at least 2 ms and at most 60 ms long, never none."""
+    """Number of calls in one graph: over every KV set, at least 2 ms and at most 20 ms long, never none."""
     wanted = max(sets, math.ceil(LEAST_REPLAY_US / max(us, 1.0)))
     return max(1, min(wanted, int(MOST_REPLAY_US / max(us, 1.0))))
 
 
 def call_order(calls: Sequence[Call], device: torch.device) -> list[int]:
-    """KV sets of one graph's calls, after a first call (compilation, tables) and a timed second one."""
+    """KV sets of one graph's calls, after a first call (compilation, tables) and a timed second one.
+
+    Raises ``TooSlowError`` if that one takes longer than ``MOST_CALL_US``.
+    """
     calls[0]()
     if device.type != "cuda":
         return list(range(len(calls)))
     torch.cuda.synchronize()
-    count = calls_per_replay(event_us(calls[-1]), len(calls))
+    us = event_us(calls[-1])
+    if us > MOST_CALL_US:
+        raise TooSlowError("measured", us)
+    count = calls_per_replay(us, len(calls))
     return [number % len(calls) for number in range(count)]
 
 

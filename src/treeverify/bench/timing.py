@@ -3,6 +3,9 @@
 A *replay* runs ``calls`` calls of one variant and returns the microseconds of one call. On a GPU it is the replay of a
 CUDA graph between two events (``GraphReplay``): no launch gaps, no allocation, no host work. On a CPU it is the host
 clock around plain calls (``HostReplay``).
+
+A graph holds addresses, not tensors: a replay owns its calls, and with them every tensor that they close over, until
+it is closed.
 """
 
 from __future__ import annotations
@@ -14,7 +17,22 @@ from typing import Any, Protocol
 
 import torch
 
+from treeverify.errors import TreeverifyError
+
 _cuda: Any = torch.cuda  # its classes are untyped
+
+
+SLOW_SECONDS, SLOW_ROUNDS = 0.010, 3
+"""A replay that takes longer than this takes part in so few rounds only."""
+
+
+class ReplayError(TreeverifyError):
+    """A replay failed in a round; everything before it had been waited for, so the failure is its own."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        """Remember whose replay it was."""
+        super().__init__(f"in a timed round: {reason}")
+        self.name = name
 
 
 class Replay(Protocol):
@@ -52,6 +70,7 @@ class GraphReplay:
         torch.cuda.current_stream().wait_stream(side)
         torch.cuda.synchronize()
         self.results: list[object] = []
+        self._calls: Sequence[Callable[[], object]] = calls  # owns the memory that the graph reads and writes
         self._count = len(calls)
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
@@ -69,9 +88,9 @@ class GraphReplay:
         return float(self._begin.elapsed_time(self._end)) * 1e3 / self._count
 
     def close(self) -> None:
-        """Free the graph and the memory its capture allocated."""
-        self.results = []
+        """Free the graph, the memory its capture allocated, and the calls."""
         self._graph.reset()
+        self.results, self._calls = [], ()
 
 
 def make_replay(calls: Sequence[Callable[[], object]], device: torch.device) -> Replay:
@@ -92,12 +111,22 @@ def event_us(call: Callable[[], object]) -> float:
 def interleave(replays: Mapping[str, Replay], rounds: int, *, warmup: int = 1) -> dict[str, list[float]]:
     """Run every replay once per round, in the mapping's order; return each one's microseconds per call, by round.
 
-    ``warmup`` rounds come first and are not counted.
+    ``warmup`` rounds come first and are not counted. A replay longer than ``SLOW_SECONDS`` sits out the rounds after
+    ``SLOW_ROUNDS``. Raises ``ReplayError`` for a replay that fails.
     """
     runs: dict[str, list[float]] = {name: [] for name in replays}
+    slow: set[str] = set()
     for turn in range(warmup + rounds):
         for name, replay in replays.items():
-            us = replay.run()
+            if name in slow and turn >= warmup + SLOW_ROUNDS:
+                continue
+            begin = time.perf_counter()
+            try:
+                us = replay.run()
+            except RuntimeError as error:
+                raise ReplayError(name, f"{type(error).__name__}: {error}") from error
+            if time.perf_counter() - begin > SLOW_SECONDS:
+                slow.add(name)
             if turn >= warmup:
                 runs[name].append(us)
     return runs

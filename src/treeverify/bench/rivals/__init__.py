@@ -6,7 +6,7 @@ An adapter imports an installed package and calls it; no code of a rival lives h
 
 from __future__ import annotations
 
-from treeverify.bench.rivals.base import Call, Implementation, Missing
+from treeverify.bench.rivals.base import MOST_CALL_US, Call, Implementation, Missing, TooSlowError
 from treeverify.bench.rivals.catalogue import NAMES, load
 
-__all__ = ["NAMES", "Call", "Implementation", "Missing", "load"]
+__all__ = ["MOST_CALL_US", "NAMES", "Call", "Implementation", "Missing", "TooSlowError", "load"]

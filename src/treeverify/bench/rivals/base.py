@@ -8,9 +8,24 @@ from dataclasses import dataclass
 import torch
 
 from treeverify.bench.workloads import Indices, Workload, segments
+from treeverify.errors import TreeverifyError
 
 Call = Callable[[], torch.Tensor]
-"""One attention call on one KV set; returns its output, ``[bs * nodes, heads, 512]`` or a view of that shape."""
+"""One attention call on one KV set; returns its output, ``[bs * nodes, heads, 512]`` or a view of that shape.
+
+A call owns every tensor that it uses: whoever holds the call may replay its graph.
+"""
+
+MOST_CALL_US = 60_000.0
+"""A call that takes longer is not timed."""
+
+
+class TooSlowError(TreeverifyError):
+    """A call takes, or would take, longer than ``MOST_CALL_US``."""
+
+    def __init__(self, how: str, us: float) -> None:
+        """``how``: estimated or measured."""
+        super().__init__(f"{how} {us / 1e3:.0f} ms per call, the limit is {MOST_CALL_US / 1e3:.0f} ms")
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from functools import partial
 
 import torch
 
-from treeverify.bench.rivals.base import Call, Implementation
-from treeverify.bench.workloads import LATENT, SCALE, Indices, Workload
+from treeverify.bench.rivals.base import MOST_CALL_US, Call, Implementation, TooSlowError
+from treeverify.bench.workloads import ELEMENT_BYTES, LATENT, ROW, SCALE, Indices, Point, Workload
 from treeverify.errors import BuildError
 from treeverify.ops.tree_attention import cuda
 from treeverify.ops.tree_attention.api import tree_attention
@@ -15,6 +15,8 @@ from treeverify.ops.tree_attention.api import tree_attention
 _PREFIX = "treeverify-"
 _LONGEST = 262_144
 """A server's graph must serve any prefix, so the kernel is told no tighter bound than the contract's."""
+_NAIVE_BYTES_PER_US = 2.0e6
+"""What the naive kernel streams out of L2 at most, roughly."""
 
 
 def load(name: str) -> Implementation:
@@ -31,6 +33,8 @@ def load(name: str) -> Implementation:
 def _prepare(implementation: str, work: Workload) -> list[Call]:
     point = work.point
     tokens = point.bs * point.nodes
+    if implementation == "naive" and (us := naive_us(point)) > MOST_CALL_US:
+        raise TooSlowError("estimated", us)
     # naive holds the scores of a whole prefix in shared memory: a looser bound would make it refuse what it can do
     longest = max(point.prefixes) if implementation == "naive" else _LONGEST
     out = torch.empty(tokens, point.heads, LATENT, dtype=work.q.dtype, device=work.device)
@@ -58,6 +62,12 @@ def _prepare(implementation: str, work: Workload) -> list[Call]:
         return out
 
     return [partial(call, number) for number in range(len(work.sets))]
+
+
+def naive_us(point: Point) -> float:
+    """Estimate of a call of the naive kernel: every (token, head) reads its request's rows twice."""
+    rows = point.nodes * point.heads * point.kv_tokens
+    return rows * (ROW + LATENT) * ELEMENT_BYTES / _NAIVE_BYTES_PER_US
 
 
 def _workspace(implementation: str, work: Workload, longest: int) -> torch.Tensor | None:
