@@ -176,6 +176,17 @@ def test_the_speed_page_shows_the_record(speed_entry):
     assert "| chain | 6.00 | 1.00 | 1.00 | 1.00 | 1.00 | 1.00 | 1.00 |" in text
 
 
+def test_pages_are_made_from_the_newest_records(acceptance_entry, speed_entry, tmp_path):
+    with pytest.raises(ConfigError, match="no acceptance"):
+        pages.write_pages(tmp_path, tmp_path)
+    for entry in (acceptance_entry | {"date": "older"}, acceptance_entry, speed_entry):
+        record.append(tmp_path / f"{entry['benchmark']}.jsonl", entry)
+    written = pages.write_pages(tmp_path, tmp_path / "docs")
+    assert [path.name for path in written] == ["acceptance.svg", "acceptance.md", "speed.md"]
+    assert written[1].read_text() == pages.acceptance_page(acceptance_entry, "img/acceptance.svg")
+    assert written[2].read_text() == pages.speed_page(speed_entry)
+
+
 @pytest.mark.parametrize(
     "words",
     [

@@ -1,4 +1,4 @@
-"""The pages of the acceptance and speed benchmarks, each made from one record."""
+"""The pages of the acceptance and speed benchmarks, each from one record (``treeverify bench pages``: the newest)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from pathlib import Path
 import matplotlib
 from matplotlib.figure import Figure
 
+from treeverify.bench import record
 from treeverify.bench.acceptance import COLUMNS, KINDS
 from treeverify.bench.record import Record
 from treeverify.bench.speed import ratios
 from treeverify.bench.walk import BUDGETS
+from treeverify.errors import ConfigError
 
 TITLES = {
     "free_running": "free-running",
@@ -54,7 +56,7 @@ def acceptance_page(entry: Record, plot: str) -> str:
     header = ["", f"chain ({case['depth']})", f"prompt lookup ({case['depth']})", *(f"tree {n}" for n in BUDGETS)]
     sections = [
         "# Acceptance length\n",
-        f"Made by `treeverify bench acceptance --page docs/acceptance.md`; {_where(entry)}.\n",
+        f"Made by `treeverify bench acceptance` from its record in `benchmarks/results/`; {_where(entry)}.\n",
         f"Tokens per verify step of a walk at T = 0, the root counted: {case['prompts']} held-out prompts of "
         f"{case['prompt_tokens']} tokens, {case['new_tokens']} tokens walked after each; tree N: DDTree with N nodes "
         "beside the root; prompt lookup: a chain copied from behind an earlier occurrence of the last tokens. "
@@ -65,7 +67,7 @@ def acceptance_page(entry: Record, plot: str) -> str:
         _grid(header, KINDS, walked),
         f"\n![Acceptance length over the budget]({plot})\n",
         f"Repeated 8-grams: {repeats['free_running']:.0%} of the free-running text (the small model falls into loops, "
-        f"which any drafter guesses well, prompt lookup without a model above all), {repeats['true_text']:.1%} of the "
+        f"which any drafter guesses well, even prompt lookup without a model), {repeats['true_text']:.1%} of the "
         "true text. The teacher-forced rows say what the drafter is worth.\n",
         "## Over the same drafter's chain\n",
         _table(["", *header[2:]], gains),
@@ -121,7 +123,7 @@ def speed_page(entry: Record) -> str:
     reached = decode.get("tree 16")
     sections = [
         "# Tokens per second on the CPU\n",
-        f"Made by `treeverify bench speed --page docs/speed.md`; {_where(entry)}.\n",
+        f"Made by `treeverify bench speed` from its record in `benchmarks/results/`; {_where(entry)}.\n",
         f"{case['prompts']} held-out prompts of {case['prompt_tokens']} tokens, one at a time, {case['new_tokens']} "
         f"new tokens each, T = 0, free-running, KDTREE_VERIFY={case['verify']}; the same tokens from every mode. "
         f"Median of {case['runs']} interleaved runs; spread: largest minus smallest run over the median. Load average "
@@ -134,6 +136,27 @@ def speed_page(entry: Record) -> str:
         _table(["draft", "step", *names], stages),
     ]
     return "\n".join(section for section in sections if section) + "\n"
+
+
+def write_pages(results: Path, docs: Path) -> list[Path]:
+    """Make the pages anew from the newest records in ``results``; returns the files written. ConfigError for none."""
+    written = []
+    for name in ("acceptance", "speed"):
+        source = results / f"{name}.jsonl"
+        if not source.is_file():
+            continue
+        entry = record.read(source, name)[-1]
+        page, plot = docs / f"{name}.md", Path("img") / f"{name}.svg"
+        if name == "acceptance":
+            draw_acceptance(entry, docs / plot)
+            written.append(docs / plot)
+        text = acceptance_page(entry, str(plot)) if name == "acceptance" else speed_page(entry)
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.write_text(text, encoding="utf-8")
+        written.append(page)
+    if not written:
+        raise ConfigError(f"{results}: no acceptance.jsonl and no speed.jsonl")
+    return written
 
 
 def _where(entry: Record) -> str:

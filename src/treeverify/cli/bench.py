@@ -112,6 +112,18 @@ def attention(context: typer.Context) -> None:
     main(context.args)
 
 
+@app.command()
+def pages(
+    results: Annotated[Path, typer.Option(help="Folder of the records.")] = Path("benchmarks/results"),
+    docs: Annotated[Path, typer.Option(help="Folder of the pages.")] = Path("docs"),
+) -> None:
+    """Make the acceptance and speed pages anew from the newest records; measures nothing."""
+    from treeverify.bench.pages import write_pages
+
+    for path in write_pages(results, docs):
+        print(path)
+
+
 def _keep(entry: Record, text: str, out: Path | None, page: Path | None, as_json: bool) -> None:
     """Append the record, write the page, print one of the two."""
     from rich.console import Console
