@@ -62,15 +62,8 @@ def test_the_engine_draws_from_the_exact_law():
 @pytest.mark.parametrize("name", BUGS)
 def test_each_planted_bug_is_found(name, case):
     result = examine(replay(), law(case), case, (7,), BUG_DRAWS, planted=name)
-    assert result.tests[0].p_value < 1e-6
     assert result.worst < 1e-6
-
-
-def test_a_bug_is_found_by_its_frequencies_alone():
-    """Not every wrong law gives impossible tokens: the chi-square test alone must suffice."""
-    result = examine(replay(), law(SHARP), SHARP, (7,), BUG_DRAWS, planted="greedy-fallback")
-    assert result.tests[0].impossible == 0
-    assert result.tests[0].p_value < 1e-6
+    assert result.tests[0].frequency_p_value < 1e-6, "only found by its impossible tokens"
 
 
 def test_seeds_of_all_draws_differ():

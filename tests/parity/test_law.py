@@ -56,6 +56,7 @@ def test_an_impossible_outcome_refutes_at_once():
     result = goodness_of_fit(counts, law)
     assert result.impossible == 1
     assert result.p_value == 0.0
+    assert result.frequency_p_value > 0.5
 
 
 def test_rare_outcomes_are_lumped_and_mass_is_kept():

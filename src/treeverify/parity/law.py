@@ -37,6 +37,11 @@ class LawTest:
     cells: int
     impossible: int
 
+    @property
+    def frequency_p_value(self) -> float:
+        """The chi-square test's alone, impossible draws left out: what a bug with the right support would face."""
+        return float(chdtrc(self.dof, self.statistic))
+
 
 def exact_joint(next_law: NextLaw, length: int, *, skip: int = 0, max_prefixes: int = 20_000) -> dict[Tokens, float]:
     """Exact joint law of tokens ``skip + 1 .. length`` of a continuation, the first ``skip`` marginalised out.
