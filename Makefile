@@ -4,20 +4,28 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-fast test-all check format wheel clean
+.PHONY: demo test test-fast test-all test-sglang check format wheel clean
 
 demo: $(STAMP)
 	$(BIN)/treeverify demo
 
 test: check
-	$(BIN)/python -m pytest -m "not gpu"
+	$(BIN)/python -m pytest -m "not gpu and not sglang"
 
 test-fast: check
-	$(BIN)/python -m pytest -m "not gpu and not slow"
+	$(BIN)/python -m pytest -m "not gpu and not slow and not sglang"
 
 # Every specialisation for every target, with the resource gate; tests compile the common targets only.
 test-all: test
 	$(BIN)/python -m treeverify.jit.aot --targets all
+
+# Real SGLang 0.5.23 in Triton's interpreter, in an environment of its own (2.3 GB, a few minutes to make).
+SGLANG_VENV ?= .cache/sglang
+test-sglang: $(SGLANG_VENV)/.installed
+	TRITON_INTERPRET=1 $(SGLANG_VENV)/bin/python -m pytest -m sglang tests/integrations
+
+$(SGLANG_VENV)/.installed: scripts/sglang_cpu_env.sh
+	PYTHON=$(PYTHON) scripts/sglang_cpu_env.sh $(SGLANG_VENV)
 
 # A wheel with the compiled libraries of the common targets; elsewhere they are compiled on first use.
 wheel: $(STAMP)
