@@ -1,16 +1,14 @@
-from __future__ import annotations
+"""Shared by all tests."""
 
-import sys
-from pathlib import Path
+from __future__ import annotations
 
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread():
+    """Matrices here are tiny: a second thread costs more than it gives, and workers run side by side."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
