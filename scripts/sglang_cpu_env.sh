@@ -14,6 +14,10 @@ pip triton==3.7.1 numpy orjson psutil pybase64 requests packaging pillow starlet
 pip --no-deps sglang==0.5.23 torchvision==0.28.0 compressed-tensors==0.18.0 xgrammar==0.2.7
 pip pytest==9.2.0 pytest-timeout==2.4.0 "ninja>=1.11" "filelock>=3.16" "typer>=0.15" "hatchling>=1.27" hatch-vcs editables
 pip --no-deps --no-build-isolation -e "$root"
+# The oldest version supported, apart, to check its names and signatures (PYTHONPATH puts it in front).
+rm -rf "$venv/sglang-0.5.17"
+pip --no-deps --target "$venv/sglang-0.5.17" sglang==0.5.17 transformers==5.12.1 tokenizers==0.22.2 \
+  "huggingface-hub>=1.5,<2"
 # A torch built for the CPU lacks two operators that torchvision declares at import.
 packages=$("$venv/bin/python" -c "import site; print(site.getsitepackages()[0])")
 cp "$root/scripts/torchvision_on_cpu.py" "$packages/"
