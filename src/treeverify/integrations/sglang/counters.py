@@ -13,6 +13,8 @@ EDGES = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 """Bin 0 counts rows that agree exactly, bin i those in (EDGES[i-1], EDGES[i]] ULP, the last one everything beyond."""
 _FRACTION_BITS = 7
 _SMALLEST = 2.0**-126
+_EXPONENT = 0x7F800000
+"""The exponent field of a float32: what is left of a number is the power of two below it."""
 
 
 class Counters:
@@ -39,9 +41,9 @@ class Counters:
         same = (want == have) | (want.isnan() & have.isnan())
         counted = live[:, None]
         self._mismatched[layer].add_(((~finite & ~same).any(-1) & counted).sum())
-        error = torch.where(finite, (have - want).abs(), 0.0).amax(-1)
-        error = torch.where(counted, error, 0.0)
-        largest = torch.where(finite, want.abs(), 0.0).amax(-1)
+        # masked_fill, not where: a scalar operand of where may be copied from the host, which a capture forbids
+        error = (have - want).abs().masked_fill(~finite, 0.0).amax(-1).masked_fill(~counted, 0.0)
+        largest = want.abs().masked_fill(~finite, 0.0).amax(-1)
         ulp = error / _spacing(largest)
         torch.maximum(self._max_abs[layer], error.amax(), out=self._max_abs[layer])
         torch.maximum(self._max_ulp[layer], ulp.amax(), out=self._max_ulp[layer])
@@ -69,5 +71,5 @@ class Counters:
 
 def _spacing(magnitude: torch.Tensor) -> torch.Tensor:
     """Distance of neighbouring bfloat16 values at ``magnitude``; that of the smallest normal number at 0."""
-    exponent = torch.frexp(magnitude.clamp(min=_SMALLEST)).exponent
-    return torch.ldexp(torch.ones_like(magnitude), exponent - 1 - _FRACTION_BITS).clamp_(min=2.0**-133)
+    power = (magnitude.clamp(min=_SMALLEST).view(torch.int32) & _EXPONENT).view(torch.float32)
+    return power * 2.0**-_FRACTION_BITS
