@@ -42,7 +42,7 @@ def cache_dir() -> Path:
 
 
 def cuda_home() -> Path | None:
-    """``CUDA_HOME``: the CUDA toolkit to compile with; default: nvcc on PATH, then the packages of the extra ``build``."""
+    """``CUDA_HOME``: the CUDA toolkit to compile with; default: nvcc on PATH, then the extra ``build``'s packages."""
     text = os.environ.get("CUDA_HOME")
     return Path(text) if text else None
 
@@ -50,3 +50,15 @@ def cuda_home() -> Path | None:
 def cxx() -> str | None:
     """``CXX``: the C++ compiler for bindings, also handed to nvcc; default ``g++``."""
     return os.environ.get("CXX") or None
+
+
+def cpu_threads() -> int:
+    """``TREEVERIFY_THREADS``: CPU threads of the commands, default 1. Raises ConfigError unless an integer >= 1.
+
+    The packaged model's matrices are so small that a second thread gains a fifth on an idle machine of two cores, and
+    where another process runs, threads that wait for each other made a step 20 times slower.
+    """
+    text = os.environ.get("TREEVERIFY_THREADS", "1")
+    if not text.isdecimal() or int(text) < 1:
+        raise ConfigError(f"TREEVERIFY_THREADS: expected an integer >= 1, got {text!r}")
+    return int(text)

@@ -35,11 +35,15 @@ def acceptance(
     as_json: AsJson = False,
 ) -> None:
     """Acceptance length at T = 0 on held-out text: chain, prompt lookup and trees, free-running and teacher-forced."""
+    import torch
+
     from treeverify.bench import acceptance as bench
     from treeverify.bench import pages, setting
+    from treeverify.env import cpu_threads
     from treeverify.models.heldout import load_heldout
     from treeverify.models.pair import load_pair
 
+    torch.set_num_threads(cpu_threads())
     texts = setting.first(load_heldout(), prompts)
     target, drafter, _ = load_pair(model)
     with _progress(2 * len(texts)) as advance:
@@ -73,12 +77,16 @@ def speed(
     """Tokens/s of plain, chain and tree decoding of held-out prompts, and where a step's time goes."""
     import os
 
+    import torch
+
     from treeverify.bench import pages, setting
     from treeverify.bench import speed as bench
     from treeverify.engine.engine import Engine, EngineConfig
+    from treeverify.env import cpu_threads
     from treeverify.models.heldout import load_heldout
     from treeverify.models.pair import load_pair
 
+    torch.set_num_threads(cpu_threads())
     texts = setting.first(load_heldout(), prompts)
     target, drafter, _ = load_pair(model)
     engine = Engine(target, drafter, config=EngineConfig(verify=verify))

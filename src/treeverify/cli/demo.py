@@ -20,7 +20,7 @@ from treeverify.cli.draw import svg_tree, terminal_tree
 from treeverify.cli.report import DemoReport, DrawnStep, ModeRun, PromptView, ValidateView
 from treeverify.engine.engine import Engine, EngineConfig
 from treeverify.engine.request import SamplingParams
-from treeverify.env import VerifyMode
+from treeverify.env import VerifyMode, cpu_threads
 from treeverify.errors import ConfigError
 from treeverify.models.heldout import Heldout, load_heldout
 from treeverify.models.pair import load_pair
@@ -148,6 +148,7 @@ def run_demo(prompts: int, new_tokens: int, budget: int, model: Path | None) -> 
     texts = load_heldout()
     if prompts > len(texts):
         raise ConfigError(f"prompts: expected 1..{len(texts)} (the held-out prompts there are), got {prompts}")
+    torch.set_num_threads(cpu_threads())
     demo = Demo(texts[:prompts], new_tokens, budget, model)
     tallies = {mode: Tally() for mode in MODES}
     for mode in MODES:  # warm up, unmeasured
@@ -163,7 +164,7 @@ def run_demo(prompts: int, new_tokens: int, budget: int, model: Path | None) -> 
     plain = tallies["none"]
     return DemoReport(
         model="the packaged DeepSeek-V3-layout model and its DFlash drafter" if model is None else str(model),
-        device=f"CPU, {torch.get_num_threads()} threads",
+        device=f"CPU, threads: {torch.get_num_threads()}",
         dtype="fp32",
         prompts=prompts,
         new_tokens=new_tokens,

@@ -9,9 +9,11 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import torch
+
 from treeverify.engine.engine import Engine
 from treeverify.engine.request import Result, SamplingParams
-from treeverify.env import VerifyMode
+from treeverify.env import VerifyMode, cpu_threads
 from treeverify.errors import ConfigError
 from treeverify.models.pair import load_pair
 from treeverify.models.tokenizer import StreamDecoder, Tokenizer
@@ -73,6 +75,7 @@ def summary(engine: Engine, result: Result, text: str, seconds: float) -> dict[s
 def run(ask: Ask) -> None:
     """Load the model, stream the continuation, print the summary."""
     text = prompt_text(ask)
+    torch.set_num_threads(cpu_threads())
     target, drafter, tokenizer = load_pair(ask.model)
     if tokenizer is None:
         raise ConfigError("model: the folder has no tokenizer.json, which text needs")

@@ -75,11 +75,12 @@ def _run(
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+    from treeverify.env import cpu_threads
     from treeverify.models.pair import load_pair
     from treeverify.parity.engine_law import CASES, correct, exact_law, examine
     from treeverify.parity.replay import Replay
 
-    torch.set_num_threads(1)  # the forwards are small: a second thread costs more than it gives
+    torch.set_num_threads(cpu_threads())
     target, drafter, _ = load_pair(model)
     results, seconds = [], []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

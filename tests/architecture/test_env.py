@@ -1,0 +1,41 @@
+"""Environment variables: every value is parsed, nothing else than the documented ones is accepted."""
+
+from __future__ import annotations
+
+import pytest
+
+from treeverify import env
+from treeverify.errors import ConfigError
+
+
+def test_verify_mode_defaults_to_off_and_lists_the_three(monkeypatch):
+    monkeypatch.delenv("KDTREE_VERIFY", raising=False)
+    assert env.verify_mode() is env.VerifyMode.OFF
+    for mode in env.VerifyMode:
+        monkeypatch.setenv("KDTREE_VERIFY", mode.value)
+        assert env.verify_mode() is mode
+    for bad in ("", "ON", "1", " on"):
+        monkeypatch.setenv("KDTREE_VERIFY", bad)
+        with pytest.raises(ConfigError, match="off, validate, on"):
+            env.verify_mode()
+
+
+def test_cpu_threads(monkeypatch):
+    monkeypatch.delenv("TREEVERIFY_THREADS", raising=False)
+    assert env.cpu_threads() == 1
+    monkeypatch.setenv("TREEVERIFY_THREADS", "3")
+    assert env.cpu_threads() == 3
+    for bad in ("0", "-1", "two", "1.5", ""):
+        monkeypatch.setenv("TREEVERIFY_THREADS", bad)
+        with pytest.raises(ConfigError, match="TREEVERIFY_THREADS"):
+            env.cpu_threads()
+
+
+def test_cache_dir(monkeypatch, tmp_path):
+    monkeypatch.setenv("TREEVERIFY_CACHE", str(tmp_path / "a"))
+    assert env.cache_dir() == tmp_path / "a"
+    monkeypatch.delenv("TREEVERIFY_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert env.cache_dir() == tmp_path / "treeverify"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert env.cache_dir().parts[-2:] == (".cache", "treeverify")
