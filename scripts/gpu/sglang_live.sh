@@ -1,7 +1,7 @@
 #!/bin/bash
 # Real SGLang 0.5.17 servers with the attention backend treeverify, on one GPU: see sglang_live.py.
 # From the repository root, with .sglang/site.tar.xz (an installed tree of SGLang) and, to save compiling, its caches
-# in .sglang/cache.tar.xz. Records and logs go to $OUT.
+# in .sglang/cache.tar.xz (KEEP_CACHE=1 writes them to $OUT again). Records and logs go to $OUT.
 set -u
 root=$PWD; bundle=${SGLANG_BUNDLE:-$root/.sglang}; stage=$(mktemp -d); out=${OUT:?a folder for the records}
 start=$(date +%s); lap() { echo "$1: $(($(date +%s) - start)) s"; }
@@ -22,5 +22,6 @@ wait
 lap "kernel ready"
 python3 "$root/scripts/gpu/sglang_live.py" --out "$out" "$@"
 code=$?
+[ -n "${KEEP_CACHE:-}" ] && tar -C "$HOME" -cJf "$out/cache.tar.xz" .triton/cache .cache/tvm-ffi .cache/sglang 2>/dev/null
 lap "all"
 exit $code
