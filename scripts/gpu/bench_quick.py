@@ -68,6 +68,7 @@ class Variant(NamedTuple):
     tile_rows: int = 0
     min_units: int = 0
     early_merge: int = 1
+    parts: int = 1
 
     def __str__(self) -> str:
         """Write as in the table: ``deep r48 u4``."""
@@ -76,7 +77,8 @@ class Variant(NamedTuple):
             f"r{self.tile_rows}" if self.tile_rows else "",
             f"u{self.min_units}" if self.min_units else "",
         ]
-        return " ".join(part for part in (*parts, "" if self.early_merge else "late") if part)
+        parts += ["" if self.early_merge else "late", "" if self.parts else "cut"]
+        return " ".join(part for part in parts if part)
 
 
 class Problem:
@@ -142,7 +144,7 @@ class Library:
         """Launch on the current stream."""
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
         schedule = SCHEDULES[variant.schedule]
-        options = (schedule, variant.tile_rows, variant.min_units, variant.early_merge)
+        options = (schedule, variant.tile_rows, variant.min_units, variant.early_merge, variant.parts)
         error = self._library.quick_launch(ctypes.byref(params), *options, stream)
         if error:
             raise RuntimeError(f"launch: CUDA error {error} ({variant})")
@@ -231,12 +233,17 @@ def variants_of(point: str) -> list[Variant]:
     """The schedules, and for some points other row tiles and cuts."""
     variants = [Variant(name) for name in SCHEDULES]
     if point in ("1/9/8/1k", "1/9/8/4k", "16/9/8/1k"):
-        variants += [Variant("deep", 0, units) for units in (1, 4, 8)] + [
+        variants += [Variant("deep", 0, units) for units in (2, 3)] + [
             Variant("deep", 0, 0, 0),
-            Variant("pipe", 0, 4),
+            Variant("deep", 32),
+            Variant("deep", 16),
+            Variant("deep", 16, 2),
+            Variant("deep", 16, 3),
         ]
-    if point in ("1/9/8/64k", "1/17/16/16k", "4/9/16/16k", "16/17/128/16k"):
-        variants += [Variant("deep", 40), Variant("deep", 48), Variant("pipe", 40), Variant("pipe", 48)]
+    if point in ("16/9/8/1k", "4/9/16/16k", "16/9/16/4k", "16/9/16/ragged", "16/17/128/16k"):
+        variants += [Variant("pipe", parts=0), Variant("deep", parts=0)]
+    if point in ("1/9/8/64k", "1/17/16/16k", "1/9/128/16k", "4/9/16/16k", "16/17/128/16k"):
+        variants += [Variant("deep", 32), Variant("pipe", 32)]
     return variants
 
 
@@ -255,7 +262,7 @@ def odd_shapes(library: Library, pool: torch.Tensor) -> list[str]:
     ):
         problem = Problem(parse_point(text), pool, 1, seed=len(text))
         for schedule in SCHEDULES:
-            for tile_rows in (16, 32, 40, 48):
+            for tile_rows in (16, 32, 40):
                 for fixed_split in (0, 96):
                     variant = Variant(schedule, tile_rows, 1)
                     error, lse_error, same = check(library, problem, variant, fixed_split)

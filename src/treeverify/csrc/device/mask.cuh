@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "device/ptx.cuh"
 #include "ops/tree_attention/params.h"
 
 namespace treeverify {
@@ -45,28 +46,20 @@ __device__ __forceinline__ bool any_node_sees(const TreeAttentionParams& p, int 
   if (column >= 0 && column < p.nodes) {
     const DraftMask mask(p, request, prefix);
 #pragma unroll 1
-    for (int node = threadIdx.x & 7; node < p.nodes; node += 8) any |= mask.sees(node, column);
+    for (int node = cold_thread() & 7; node < p.nodes; node += 8) any |= mask.sees(node, column);
   }
   for (int distance = 1; distance < 8; distance *= 2) any |= __shfl_xor_sync(0xffffffffu, any, distance);
   return any != 0;
 }
 
-// Bit i of the result: may packed row `first` + i (node * heads + head) see draft column `column`, for i < `rows`?
-// Rows beyond the last node are not visible. `rows` is below 32.
-__device__ __forceinline__ uint32_t rows_that_see(const TreeAttentionParams& p, int request, int prefix, int first,
-                                                  int rows, int column) {
-  if (column >= p.nodes) return 0;
-  const bool causal = p.mask_kind == MaskKind::kCausal;
-  const DraftMask mask(p, request, prefix);
-  uint32_t visible = 0;
-  int node = first / p.heads;
-#pragma unroll 1
-  for (int row = node * p.heads - first; row < rows && node < p.nodes; ++node, row += p.heads) {
-    const uint32_t from = 0xffffffffu << max(row, 0);
-    const uint32_t below = ~(0xffffffffu << min(row + p.heads, rows));
-    if (causal ? column <= node : mask.sees(node, column)) visible |= from & below;
-  }
-  return visible;
+// May packed row `row` (node * heads + head) of the request see draft column `column`? Prefix columns (negative) always,
+// columns and rows beyond the last node never.
+__device__ __forceinline__ bool row_sees(const TreeAttentionParams& p, int request, int prefix, int row, int column) {
+  const int node = row / p.heads;
+  if (column < 0) return true;
+  if (column >= p.nodes || node >= p.nodes) return false;
+  if (p.mask_kind == MaskKind::kCausal) return column <= node;
+  return DraftMask(p, request, prefix).sees(node, column);
 }
 
 }  // namespace treeverify

@@ -10,11 +10,29 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
+// Hides from the compiler how a value came about, so that it is kept instead of being worked out again and again.
+template <class T>
+__device__ __forceinline__ T opaque(T value) {
+  if constexpr (sizeof(T) == 8) {
+    asm volatile("" : "+l"(value));
+  } else {
+    asm volatile("" : "+r"(value));
+  }
+  return value;
+}
+
+// threadIdx.x, for code outside the inner loop: what is derived from it is worked out there, not kept in registers.
+__device__ __forceinline__ int cold_thread() { return opaque(static_cast<int>(threadIdx.x)); }
+
 // Copies 16 bytes from global to shared memory; with `wanted` false it writes zeros and reads nothing.
 __device__ __forceinline__ void cp_async_16(uint32_t target, const void* source, bool wanted) {
   const int bytes = wanted ? 16 : 0;
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;\n" ::"r"(target), "l"(source), "r"(bytes)
                : "memory");
+}
+
+__device__ __forceinline__ void cp_async_16(uint32_t target, const void* source) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;\n" ::"r"(target), "l"(source) : "memory");
 }
 
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }

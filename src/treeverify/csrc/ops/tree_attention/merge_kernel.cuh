@@ -1,9 +1,9 @@
 // Joins the partial results of items that several CTAs of the portable kernel shared, in fp32, in a fixed order.
 //
-// An entry (portable_schedule.cuh) names the partials of one item. An item is cut into *parts* of 64 float4 of the
-// accumulator in fragment order (portable_kernel.cuh); the blocks share all parts of all entries evenly, whatever the
-// number of entries turns out to be. In a block, thread (x, y) of 64 x 4 sums float4 x over partials y, y + 4, ...; the
-// four sums are then joined in order, so the result does not depend on timing.
+// An entry (portable_schedule.cuh) names the partials of one item. An item is cut into *parts* of 32 float4 of the
+// accumulator in fragment order (portable_kernel.cuh). Few partials: every warp takes parts of its own and sums all
+// partials. Many: a block takes a part, warp y sums partials y, y + 8, ..; the eight sums are then joined in order. Either
+// way the result does not depend on timing.
 #pragma once
 
 #include <cfloat>
@@ -14,9 +14,10 @@
 
 namespace treeverify {
 
-constexpr int kMergeColumns = 64;
-constexpr int kMergeGroups = 4;
-constexpr int kMergeBatch = 8;  // partials whose loads are in flight together
+constexpr int kMergeColumns = 32;
+constexpr int kMergeGroups = 8;
+constexpr int kMergeBatch = 6;  // partials whose loads are in flight together
+constexpr int kMergeFew = 2 * kMergeBatch;
 
 // Unnormalised sums of two rows, r and r + 1: values as in a fragment, maxima (base 2) and sums of weights.
 struct RunningPair {
@@ -24,74 +25,101 @@ struct RunningPair {
   float maximum[2] = {-FLT_MAX, -FLT_MAX};
   float sum[2] = {0.f, 0.f};
 
-  // `stats`: maximum and sum of row r, then of row r + 1.
-  __device__ __forceinline__ void add(const float4& values, const float4& stats) {
-    const float top[2] = {fmaxf(maximum[0], stats.x), fmaxf(maximum[1], stats.z)};
-    const float old_factor[2] = {exp2_approx(maximum[0] - top[0]), exp2_approx(maximum[1] - top[1])};
-    const float new_factor[2] = {exp2_approx(stats.x - top[0]), exp2_approx(stats.z - top[1])};
-    value[0] = value[0] * old_factor[0] + values.x * new_factor[0];
-    value[1] = value[1] * old_factor[1] + values.y * new_factor[1];
-    value[2] = value[2] * old_factor[0] + values.z * new_factor[0];
-    value[3] = value[3] * old_factor[1] + values.w * new_factor[1];
-    sum[0] = sum[0] * old_factor[0] + stats.y * new_factor[0];
-    sum[1] = sum[1] * old_factor[1] + stats.w * new_factor[1];
+  // Adds the first `count` of N partials. `stats`: maximum and sum of row r, then of row r + 1.
+  template <int N>
+  __device__ __forceinline__ void add(const float4 (&values)[N], const float4 (&stats)[N], int count) {
+    float top[2] = {maximum[0], maximum[1]};
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      if (i < count) {
+        top[0] = fmaxf(top[0], stats[i].x);
+        top[1] = fmaxf(top[1], stats[i].z);
+      }
+    }
+    rescale(exp2_approx(maximum[0] - top[0]), exp2_approx(maximum[1] - top[1]));
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      if (i < count) {
+        const float factor[2] = {exp2_approx(stats[i].x - top[0]), exp2_approx(stats[i].z - top[1])};
+        value[0] += values[i].x * factor[0];
+        value[1] += values[i].y * factor[1];
+        value[2] += values[i].z * factor[0];
+        value[3] += values[i].w * factor[1];
+        sum[0] += stats[i].y * factor[0];
+        sum[1] += stats[i].w * factor[1];
+      }
+    }
     maximum[0] = top[0];
     maximum[1] = top[1];
+  }
+
+ private:
+  __device__ __forceinline__ void rescale(float even, float odd) {
+    value[0] *= even;
+    value[1] *= odd;
+    value[2] *= even;
+    value[3] *= odd;
+    sum[0] *= even;
+    sum[1] *= odd;
   }
 };
 
 struct MergeShared {
-  float4 values[kMergeGroups - 1][kMergeColumns];
-  float4 stats[kMergeGroups - 1][kMergeColumns];
+  float4 values[kMergeGroups][kMergeColumns];
+  float4 stats[kMergeGroups][kMergeColumns];
   MergeEntry active[kThreads];
   int index[kThreads];
-  int warp_counts[kThreads / 32];
+  int warp_counts[kThreads / 32];  // those with few partials in the low half, those with many in the high half
 };
 
-// Lists, in order, the entries base .. base + 255 that have something to merge; returns how many.
+// Lists, in order, the entries base .. base + 255 that have something to merge: first those with many partials, then those
+// with few. Returns their numbers, few in the low half, many in the high half.
 __device__ __forceinline__ int list_active(const PortableArgs& args, int base, MergeShared& shared) {
   const int thread = threadIdx.x;
   const int lane = thread & 31;
   MergeEntry entry{0, 0, 0, 0};
   if (base + thread < args.entries) entry = args.merge[base + thread];
-  const uint32_t votes = __ballot_sync(0xffffffffu, entry.count > 1);
-  if (lane == 0) shared.warp_counts[thread >> 5] = __popc(votes);
+  const bool few = entry.count > 1 && entry.count <= kMergeFew, many = entry.count > kMergeFew;
+  const uint32_t below = (1u << lane) - 1;
+  const uint32_t few_votes = __ballot_sync(0xffffffffu, few), many_votes = __ballot_sync(0xffffffffu, many);
+  if (lane == 0) shared.warp_counts[thread >> 5] = __popc(few_votes) + (__popc(many_votes) << 16);
   __syncthreads();
-  int before = __popc(votes & ((1u << lane) - 1));
+  int before = __popc(few_votes & below) + (__popc(many_votes & below) << 16);
   int total = 0;
+#pragma unroll
   for (int warp = 0; warp < kThreads / 32; ++warp) {
-    if (warp < thread >> 5) before += shared.warp_counts[warp];
-    total += shared.warp_counts[warp];
+    const int counts = shared.warp_counts[warp];
+    if (warp < thread >> 5) before += counts;
+    total += counts;
   }
-  if (entry.count > 1) {
-    shared.active[before] = entry;
-    shared.index[before] = base + thread;
+  if (few || many) {
+    const int place = many ? before >> 16 : (total >> 16) + (before & 0xffff);
+    shared.active[place] = entry;
+    shared.index[place] = base + thread;
   }
   __syncthreads();
   return total;
 }
 
-// Sums float4 `element` of an item over the partials of this thread's group.
-__device__ __forceinline__ RunningPair sum_group(const PortableArgs& args, int tile_rows, const MergeEntry& entry,
-                                                 int index, int element, int row) {
+// Sums float4 `element` of an item over its partials `begin`, `begin` + `step`, ..
+__device__ __forceinline__ RunningPair sum_partials(const PortableArgs& args, int tile_rows, const MergeEntry& entry,
+                                                    int index, int element, int row, int begin, int step) {
   const int stride = args.granule ? 1 : 2;
   const int next = args.granule ? entry.first : 2 * index;
   RunningPair pair;
-  for (int begin = threadIdx.x / kMergeColumns; begin < entry.count; begin += kMergeGroups * kMergeBatch) {
+  for (; begin < entry.count; begin += step * kMergeBatch) {
     float4 values[kMergeBatch], stats[kMergeBatch];
+    const int count = (entry.count - begin + step - 1) / step;
 #pragma unroll
     for (int i = 0; i < kMergeBatch; ++i) {
-      const int partial = begin + i * kMergeGroups;
-      values[i] = make_float4(0.f, 0.f, 0.f, 0.f);
-      stats[i] = make_float4(-FLT_MAX, 0.f, -FLT_MAX, 0.f);
-      if (partial < entry.count) {
+      if (i < count) {  // the same for a whole warp
+        const int partial = begin + i * step;
         const int64_t slot = partial == 0 ? entry.first : next + partial * stride;
         values[i] = __ldcg(reinterpret_cast<const float4*>(args.partials + slot * tile_rows * kLatent) + element);
         stats[i] = __ldcg(reinterpret_cast<const float4*>(args.stats + slot * tile_rows + row));
       }
     }
-#pragma unroll
-    for (int i = 0; i < kMergeBatch; ++i) pair.add(values[i], stats[i]);
+    pair.add(values, stats, count);
   }
   return pair;
 }
@@ -119,6 +147,20 @@ __device__ __forceinline__ void write_merged(const PortableArgs& args, const Mer
   store_fragment(targets[0], targets[1], column, scaled);
 }
 
+// Where a float4 of an item belongs.
+struct MergePlace {
+  __device__ __forceinline__ MergePlace(int part, int row_blocks) {
+    const int lane = threadIdx.x & 31;
+    stripe = part / row_blocks;  // part: (warp * 4 + m) * row_blocks + n
+    row = 8 * (part - stripe * row_blocks) + 2 * (lane & 3);
+    column = stripe * 16 + (lane >> 2);
+    element = part * kMergeColumns + lane;
+    with_lse = stripe == 0 && lane < 4;
+  }
+  int stripe, row, column, element;
+  bool with_lse;
+};
+
 __global__ void __launch_bounds__(kThreads) smxx_bf16_tree_attention_merge(const __grid_constant__ PortableArgs args,
                                                                            int tile_rows) {
   __shared__ MergeShared shared;
@@ -128,26 +170,38 @@ __global__ void __launch_bounds__(kThreads) smxx_bf16_tree_attention_merge(const
   const int row_blocks = tile_rows / 8;
   const int parts = tile_rows * kLatent / 4 / kMergeColumns;
   for (int base = 0; base < args.entries; base += kThreads) {
-    const int work = list_active(args, base, shared) * parts;
-    for (int unit = blockIdx.x; unit < work; unit += gridDim.x) {
+    const int total = list_active(args, base, shared);
+    const int many = total >> 16, few = total & 0xffff;
+    for (int unit = blockIdx.x; unit < many * parts; unit += gridDim.x) {
       const int which = unit / parts;
       const MergeEntry entry = shared.active[which];
-      const int element = (unit - which * parts) * kMergeColumns + x;
-      const int lane = element & 31;
-      const int block = element >> 5;  // (warp * 4 + m) * row_blocks + n
-      const int stripe = block / row_blocks;
-      const int row = 8 * (block - stripe * row_blocks) + 2 * (lane & 3);
-      RunningPair pair = sum_group(args, tile_rows, entry, shared.index[which], element, row);
-      if (y > 0) {
-        shared.values[y - 1][x] = make_float4(pair.value[0], pair.value[1], pair.value[2], pair.value[3]);
-        shared.stats[y - 1][x] = make_float4(pair.maximum[0], pair.sum[0], pair.maximum[1], pair.sum[1]);
+      const MergePlace place(unit - which * parts, row_blocks);
+      const RunningPair own =
+          sum_partials(args, tile_rows, entry, shared.index[which], place.element, place.row, y, kMergeGroups);
+      shared.values[y][x] = make_float4(own.value[0], own.value[1], own.value[2], own.value[3]);
+      shared.stats[y][x] = make_float4(own.maximum[0], own.sum[0], own.maximum[1], own.sum[1]);
+      __syncthreads();
+      if (y == 0) {  // a whole warp
+        float4 values[kMergeGroups], stats[kMergeGroups];
+#pragma unroll
+        for (int group = 0; group < kMergeGroups; ++group) {
+          values[group] = shared.values[group][x];
+          stats[group] = shared.stats[group][x];
+        }
+        RunningPair pair;
+        pair.add(values, stats, kMergeGroups);
+        write_merged(args, entry, pair, place.row, place.column, place.with_lse);
       }
       __syncthreads();
-      if (y == 0) {  // whole warps: 64 columns
-        for (int group = 0; group < kMergeGroups - 1; ++group) pair.add(shared.values[group][x], shared.stats[group][x]);
-        write_merged(args, entry, pair, row, stripe * 16 + (lane >> 2), stripe == 0 && lane < 4);
-      }
-      __syncthreads();
+    }
+    // Neighbouring blocks take neighbouring parts.
+    for (int unit = blockIdx.x + y * gridDim.x; unit < few * parts; unit += kMergeGroups * gridDim.x) {
+      const int which = unit / parts;
+      const MergeEntry entry = shared.active[many + which];
+      const MergePlace place(unit - which * parts, row_blocks);
+      const RunningPair pair =
+          sum_partials(args, tile_rows, entry, shared.index[many + which], place.element, place.row, 0, 1);
+      write_merged(args, entry, pair, place.row, place.column, place.with_lse);
     }
     __syncthreads();
   }

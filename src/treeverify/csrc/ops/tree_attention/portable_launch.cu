@@ -11,9 +11,10 @@
 namespace treeverify {
 namespace {
 
-constexpr int kTileRowChoices[] = {16, 32, 40, 48};
+constexpr int kTileRowChoices[] = {16, 32, 40};
 constexpr int kMergeBlocksPerMultiprocessor = 4;
-constexpr int kMinUnits = 2;
+constexpr int kMinUnits = 1;
+constexpr bool kPreferPipelined = true;  // where both fit; else the deep schedule
 
 int div_up(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b); }
 
@@ -86,7 +87,7 @@ struct Choice {
   using Deep = PortableConfig<kTileRows, 3, false>;
   using Pipelined = PortableConfig<kTileRows, 4, true>;
   static constexpr bool kDeepFits = Deep::kSharedBytes <= TREEVERIFY_SHARED_LIMIT;
-  static constexpr bool kPipelinedFits = Pipelined::kSharedBytes <= TREEVERIFY_SHARED_LIMIT;
+  static constexpr bool kPipelinedFits = kPreferPipelined && Pipelined::kSharedBytes <= TREEVERIFY_SHARED_LIMIT;
   using Default = std::conditional_t<kPipelinedFits, Pipelined, std::conditional_t<kDeepFits, Deep, Small>>;
   static_assert(Small::kSharedBytes <= kSmallSharedBytes && Default::kSharedBytes <= TREEVERIFY_SHARED_LIMIT);
 };
@@ -139,6 +140,7 @@ cudaError_t launch_portable_with(const TreeAttentionParams& params, const Portab
   args.useful_rows = div_up(rows, layout.row_tiles);
   args.granule = layout.granule;
   args.min_units = layout.granule != 0 ? 1 : (options.min_units > 0 ? options.min_units : kMinUnits);
+  args.allow_parts = options.allow_parts;
   args.slots = static_cast<int32_t>(std::min<int64_t>(layout.slots, INT32_MAX));
   args.entries = layout.entries;
   args.merge = reinterpret_cast<MergeEntry*>(workspace + layout.merge_offset);
@@ -150,7 +152,6 @@ cudaError_t launch_portable_with(const TreeAttentionParams& params, const Portab
     case 16: error = launch_rows<16>(args, options.schedule, ctas, stream); break;
     case 32: error = launch_rows<32>(args, options.schedule, ctas, stream); break;
     case 40: error = launch_rows<40>(args, options.schedule, ctas, stream); break;
-    case 48: error = launch_rows<48>(args, options.schedule, ctas, stream); break;
     default: return cudaErrorInvalidValue;
   }
   if (error != cudaSuccess) return error;
@@ -163,7 +164,7 @@ cudaError_t launch_portable(const TreeAttentionParams& params, cudaStream_t stre
 
 int64_t portable_shared_bytes() {
   return std::max({Choice<16>::Default::kSharedBytes, Choice<32>::Default::kSharedBytes,
-                   Choice<40>::Default::kSharedBytes, Choice<48>::Default::kSharedBytes});
+                   Choice<40>::Default::kSharedBytes});
 }
 
 int64_t portable_workspace_bytes(int32_t batch, int32_t nodes, int32_t heads, int32_t multiprocessors,
