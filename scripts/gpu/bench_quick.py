@@ -57,7 +57,8 @@ class Params(ctypes.Structure):
         ("batch", ctypes.c_int32), ("nodes", ctypes.c_int32), ("heads", ctypes.c_int32), ("mask_words", ctypes.c_int32),
         ("mask_kind", ctypes.c_int32),
         ("indptr_is_64", ctypes.c_bool), ("indices_is_64", ctypes.c_bool), ("mask_indptr_is_64", ctypes.c_bool),
-        ("scale", ctypes.c_float), ("fixed_split", ctypes.c_int32), ("multiprocessors", ctypes.c_int32),
+        ("scale", ctypes.c_float), ("fixed_split", ctypes.c_int32),
+        ("max_prefix", ctypes.c_int64), ("multiprocessors", ctypes.c_int32),
     ]  # fmt: skip
 
 
@@ -116,6 +117,7 @@ class Problem:
         p.lse, p.workspace, p.workspace_bytes = self.lse.data_ptr(), self.workspace.data_ptr(), self.workspace.numel()
         p.batch, p.nodes, p.heads = self.point.bs, self.point.nodes, self.point.heads
         p.indices_is_64, p.scale, p.fixed_split = True, SCALE, fixed_split
+        p.max_prefix = max(self.point.prefixes)
         p.multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
         return p
 

@@ -64,7 +64,7 @@ def test_the_naive_kernel_refuses_what_would_take_too_long():
     work = make_workload(point._replace(heads=1, prefix=1), make_pool(2048, torch.device("cpu")), "scatter", sets=1)
     work.point = point
     with pytest.raises(TooSlowError, match="estimated 621 ms per call, the limit is 60 ms"):
-        ours._prepare("naive", work)
+        ours._prepare("naive", False, work)
 
 
 def small_work(indices="scatter"):

@@ -23,6 +23,7 @@ Key = tuple[str, str]
 COLUMNS: tuple[Key, ...] = (
     ("treeverify-portable", "scatter"),
     ("treeverify-portable", "contig"),
+    ("treeverify-portable-served", "scatter"),
     ("treeverify-portable-99k", "scatter"),
     ("treeverify-portable-99k", "contig"),
     ("treeverify-naive", "scatter"),
@@ -56,7 +57,8 @@ Point: requests / nodes / query heads / prefix tokens. `floor`: the larger of le
 operations over the matrix rate (mm), both measured in the same run. CUDA-graph replays over rotated KV sets that
 outgrow L2; random data, random trees; medians of interleaved rounds. `scatter`: slots in random order; `contig`: in a
 row; `page64`: random pages of 64. `fa2-mla`, `fa3-causal` and `flashmla-causal` know no tree: they compute a causal
-chain.
+chain. `-served`: the same kernel in a graph that must serve any prefix, so that it is told no bound on the lengths; the
+others' hosts know them.
 """
 
 

@@ -11,6 +11,7 @@ from treeverify.errors import ConfigError, TreeverifyError
 _LOADERS: Mapping[str, Callable[[str], Implementation]] = {
     "treeverify-portable": ours.load,
     "treeverify-portable-99k": ours.load,
+    "treeverify-portable-served": ours.load,
     "treeverify-naive": ours.load,
     "treeverify-split_kv": ours.load,
     "triton-extend": triton_extend.load,

@@ -13,30 +13,32 @@ from treeverify.ops.tree_attention import cuda
 from treeverify.ops.tree_attention.api import tree_attention
 
 _PREFIX = "treeverify-"
+_SERVED = "-served"
+"""Suffix: the same kernel in a server's graph, which must serve any prefix and so knows no tighter bound than the
+contract's. Without it the kernel is told the point's longest prefix, as FlashInfer's plan is told every length."""
 _LONGEST = 262_144
-"""A server's graph must serve any prefix, so the kernel is told no tighter bound than the contract's."""
 _NAIVE_BYTES_PER_US = 2.0e6
 """What the naive kernel streams out of L2 at most, roughly."""
 
 
 def load(name: str) -> Implementation:
     """``name`` without its prefix is the ``implementation`` of ``tree_attention``; compiles it now if need be."""
-    own = name.removeprefix(_PREFIX)
+    served = name.endswith(_SERVED)
+    own = name.removeprefix(_PREFIX).removesuffix(_SERVED)
     if own != "split_kv":
         if not torch.cuda.is_available():
             raise BuildError(f"{name}: needs a CUDA device")
         cuda.prepare(torch.device("cuda"), own)
-    layouts: tuple[Indices, ...] = ("scatter", "contig") if own.startswith("portable") else ("scatter",)
-    return Implementation(name, layouts, tree=True, prepare=partial(_prepare, own))
+    layouts: tuple[Indices, ...] = ("scatter", "contig") if own.startswith("portable") and not served else ("scatter",)
+    return Implementation(name, layouts, tree=True, prepare=partial(_prepare, own, served))
 
 
-def _prepare(implementation: str, work: Workload) -> list[Call]:
+def _prepare(implementation: str, served: bool, work: Workload) -> list[Call]:
     point = work.point
     tokens = point.bs * point.nodes
     if implementation == "naive" and (us := naive_us(point)) > MOST_CALL_US:
         raise TooSlowError("estimated", us)
-    # naive holds the scores of a whole prefix in shared memory: a looser bound would make it refuse what it can do
-    longest = max(point.prefixes) if implementation == "naive" else _LONGEST
+    longest = _LONGEST if served else max(point.prefixes)
     out = torch.empty(tokens, point.heads, LATENT, dtype=work.q.dtype, device=work.device)
     lse = torch.empty(tokens, point.heads, dtype=torch.float32, device=work.device)
     workspace = _workspace(implementation, work, longest)

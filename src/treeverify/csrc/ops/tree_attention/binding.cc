@@ -168,6 +168,7 @@ void run(TensorView q_view, TensorView draft_view, TensorView pool_view, TensorV
   if (workspace_view.has_value()) TensorContract(kOp, "workspace", workspace_view.value()).on(device);
 
   p.multiprocessors = host::multiprocessors(kOp, device.device_id);
+  p.max_prefix = max_prefix;
   check_capacity(p, max_prefix);
   if (p.batch == 0) return;
   const host::DeviceGuard guard(kOp, device.device_id);

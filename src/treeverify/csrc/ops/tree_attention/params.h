@@ -47,6 +47,7 @@ struct TreeAttentionParams {
   bool mask_indptr_is_64;
   float scale;                // multiplies q . k; base e
   int32_t fixed_split;        // KV rows per split (a multiple of the tile), 0 = balanced over the device
+  int64_t max_prefix;         // bound on any prefix length as the host knows it; a tight one lets short calls spread wider
   int32_t multiprocessors;    // of the device, so that the launch asks nothing at run time
 };
 

@@ -14,6 +14,8 @@ namespace {
 constexpr int kTileRowChoices[] = {16, 32, 40};
 constexpr int kMergeBlocksPerMultiprocessor = 4;
 constexpr int kMinUnits = 1;
+constexpr int kBriefRows = 16;
+constexpr int kBriefUnits = 2;  // per CTA: a call that has no more units at the usual row tile spreads wider at kBriefRows
 constexpr bool kPreferPipelined = true;  // where both fit; else the deep schedule
 
 int div_up(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b); }
@@ -31,6 +33,17 @@ int choose_tile_rows(int rows) {
     }
   }
   return best;
+}
+
+// The row tile of a call. The host does not know the lengths, only a bound, so a loose bound costs a short call time.
+int tile_rows_of(const TreeAttentionParams& params) {
+  const int rows = params.nodes * params.heads;
+  const int usual = choose_tile_rows(rows);
+  if (params.fixed_split != 0 || usual <= kBriefRows || params.max_prefix <= 0) return usual;
+  const int64_t tiles = (params.max_prefix + params.nodes + kTileKeys - 1) / kTileKeys;
+  const int64_t items = static_cast<int64_t>(params.batch) * div_up(rows, usual);
+  const int64_t most = kBriefUnits * static_cast<int64_t>(params.multiprocessors);
+  return tiles <= most && items * tiles <= most ? kBriefRows : usual;
 }
 
 struct Layout {
@@ -87,7 +100,7 @@ struct Choice {
   using Deep = PortableConfig<kTileRows, 3, false>;
   using Pipelined = PortableConfig<kTileRows, 4, true>;
   static constexpr bool kDeepFits = Deep::kSharedBytes <= TREEVERIFY_SHARED_LIMIT;
-  static constexpr bool kPipelinedFits = kPreferPipelined && Pipelined::kSharedBytes <= TREEVERIFY_SHARED_LIMIT;
+  static constexpr bool kPipelinedFits = kPreferPipelined && kTileRows > kBriefRows && Pipelined::kSharedBytes <= TREEVERIFY_SHARED_LIMIT;
   using Default = std::conditional_t<kPipelinedFits, Pipelined, std::conditional_t<kDeepFits, Deep, Small>>;
   static_assert(Small::kSharedBytes <= kSmallSharedBytes && Default::kSharedBytes <= TREEVERIFY_SHARED_LIMIT);
 };
@@ -128,7 +141,7 @@ cudaError_t launch_portable_with(const TreeAttentionParams& params, const Portab
   if (error != cudaSuccess) return error;
 
   const int rows = params.nodes * params.heads;
-  const int tile_rows = options.tile_rows > 0 ? options.tile_rows : choose_tile_rows(rows);
+  const int tile_rows = options.tile_rows > 0 ? options.tile_rows : tile_rows_of(params);
   Layout layout = lay_out(params.batch, rows, params.nodes, params.multiprocessors, params.fixed_split, 0, tile_rows);
   if (layout.granule != 0) layout = fit_slots(layout, params.workspace_bytes);
   if (layout.granule == 0 && layout.bytes > params.workspace_bytes) return cudaErrorInvalidValue;
