@@ -58,11 +58,11 @@ class Ceiling:
 
 
 def copy_ceiling(device: torch.device) -> Ceiling:
-    """Copy of 1 GiB (16 MiB on a CPU)."""
+    """Negated copy of 1 GiB (16 MiB on a CPU): a plain copy in a graph may go to the slower copy engine."""
     size = 2**30 if device.type == "cuda" else 2**24
-    source = torch.randint(-128, 127, (size,), dtype=torch.int8, device=device)
+    source = torch.randint(-(2**31), 2**31 - 1, (size // 4,), dtype=torch.int32, device=device)
     target = torch.empty_like(source)
-    return Ceiling(COPY, 2.0 * size, make_replay([lambda: target.copy_(source)] * _REPEATS, device))
+    return Ceiling(COPY, 2.0 * size, make_replay([lambda: torch.neg(source, out=target)] * _REPEATS, device))
 
 
 def matmul_ceiling(device: torch.device) -> Ceiling:
