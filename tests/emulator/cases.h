@@ -1,0 +1,27 @@
+// What is tried: one problem and one launch each. The tile rows are those that the program is compiled for.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "ops/tree_attention/params.h"
+
+enum class Pipeline { kSmall, kDeep, kPipelined };  // the three configurations of portable_launch.cu
+
+struct Case {
+  const char* name;
+  Pipeline pipeline;
+  std::vector<int> prefixes;  // one request each
+  int nodes;
+  int heads;
+  treeverify::MaskKind mask;
+  bool hostile = true;  // NaN in pool rows that no request owns; draft nodes that none sees hold NaN or infinity
+  int ctas;
+  int granule = 0;
+  int min_units = 1;
+  bool allow_parts = true;
+};
+
+std::vector<Case> mask_cases();
+std::vector<Case> schedule_cases();
+std::vector<Case> many_cta_cases();
