@@ -55,8 +55,8 @@ def cxx() -> str | None:
 def cpu_threads() -> int:
     """``TREEVERIFY_THREADS``: CPU threads of the commands, default 1. Raises ConfigError unless an integer >= 1.
 
-    The packaged model's matrices are so small that a second thread gains a fifth on an idle machine of two cores, and
-    where another process runs, threads that wait for each other made a step 20 times slower.
+    The packaged model's matrices are so small that a second thread gains little, and where another process runs,
+    threads that wait for each other lose far more than that.
     """
     text = os.environ.get("TREEVERIFY_THREADS", "1")
     if not text.isdecimal() or int(text) < 1:
