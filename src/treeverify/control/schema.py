@@ -1,7 +1,7 @@
 """What a server says of its verify attention: the value of ``internal_states[i].treeverify`` in its ``/server_info``.
 
-The SGLang plugin and ``treeverify serve`` both write it; the probe, the metrics and the cutover read it. A missing field
-or one of another type is an error: a server that says less than this is not one whose mode can be trusted.
+The SGLang plugin and ``treeverify serve`` both write it; the probe, the metrics and the cutover read it. A missing
+field or one of another type is an error: a server that says less than this is not one whose mode can be trusted.
 """
 
 from __future__ import annotations
