@@ -16,20 +16,41 @@ class VerifyMode(StrEnum):
     VALIDATE = "validate"  # both run, the baseline is served, differences are recorded
     ON = "on"  # ours
 
+    @property
+    def code(self) -> int:
+        """The mode where only a number can be sent: 0 off, 1 validate, 2 on."""
+        return list(VerifyMode).index(self)
 
-def parse_verify_mode(text: str) -> VerifyMode:
-    """Return the mode named ``text``; raises ConfigError that lists the three for anything else."""
+
+def parse_verify_mode(text: str, variable: str = "KDTREE_VERIFY") -> VerifyMode:
+    """Return the mode named ``text``; raises ConfigError that names ``variable`` and lists the three otherwise."""
     try:
         return VerifyMode(text)
     except ValueError:
         allowed = ", ".join(mode.value for mode in VerifyMode)
-        raise ConfigError(f"KDTREE_VERIFY: expected one of {allowed}; got {text!r}") from None
+        raise ConfigError(f"{variable}: expected one of {allowed}; got {text!r}") from None
 
 
 def verify_mode() -> VerifyMode:
     """``KDTREE_VERIFY``: off (default when unset) | validate | on. Raises ConfigError for anything else."""
     text = os.environ.get("KDTREE_VERIFY")
     return VerifyMode.OFF if text is None else parse_verify_mode(text)
+
+
+def allowed_modes() -> tuple[VerifyMode, ...]:
+    """``KDTREE_VERIFY_ALLOW``: comma list of the modes that a live switch may choose; unset: the starting mode only.
+
+    In the order off, validate, on. Raises ConfigError for another name, a repeated one, and a list without the mode
+    of ``KDTREE_VERIFY``.
+    """
+    start, text = verify_mode(), os.environ.get("KDTREE_VERIFY_ALLOW")
+    if text is None:
+        return (start,)
+    named = [parse_verify_mode(part, "KDTREE_VERIFY_ALLOW") for part in text.split(",")]
+    if len(set(named)) != len(named) or start not in named:
+        expected = f"each mode once, with the starting mode {start.value} among them"
+        raise ConfigError(f"KDTREE_VERIFY_ALLOW: expected {expected}; got {text!r}")
+    return tuple(mode for mode in VerifyMode if mode in named)
 
 
 def cache_dir() -> Path:

@@ -20,6 +20,28 @@ def test_verify_mode_defaults_to_off_and_lists_the_three(monkeypatch):
             env.verify_mode()
 
 
+def test_modes_have_numbers_for_requests_that_carry_nothing_else():
+    assert [mode.code for mode in (env.VerifyMode.OFF, env.VerifyMode.VALIDATE, env.VerifyMode.ON)] == [0, 1, 2]
+
+
+def test_allowed_modes_default_to_the_starting_one(monkeypatch):
+    monkeypatch.delenv("KDTREE_VERIFY_ALLOW", raising=False)
+    monkeypatch.delenv("KDTREE_VERIFY", raising=False)
+    assert env.allowed_modes() == (env.VerifyMode.OFF,)
+    monkeypatch.setenv("KDTREE_VERIFY", "on")
+    assert env.allowed_modes() == (env.VerifyMode.ON,)
+    monkeypatch.setenv("KDTREE_VERIFY_ALLOW", "on,off")
+    assert env.allowed_modes() == (env.VerifyMode.OFF, env.VerifyMode.ON)
+
+
+@pytest.mark.parametrize("bad", ["", "off", "on,yes", "on,", "on, off", "on,on"])
+def test_allowed_modes_refuse_other_names_repeats_and_lists_without_the_start(monkeypatch, bad):
+    monkeypatch.setenv("KDTREE_VERIFY", "on")
+    monkeypatch.setenv("KDTREE_VERIFY_ALLOW", bad)
+    with pytest.raises(ConfigError, match="KDTREE_VERIFY_ALLOW: expected"):
+        env.allowed_modes()
+
+
 def test_cpu_threads(monkeypatch):
     monkeypatch.delenv("TREEVERIFY_THREADS", raising=False)
     assert env.cpu_threads() == 1
