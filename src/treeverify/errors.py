@@ -41,3 +41,19 @@ class BuildError(TreeverifyError):
 
 class ParityError(TreeverifyError):
     """Two implementations that must agree do not, or a comparison cannot be made."""
+
+
+class ServerError(TreeverifyError):
+    """A live server does not answer as one that runs treeverify; the message says what was asked and what came."""
+
+
+class ServerUnreachableError(ServerError):
+    """Nothing answers at the address, or not in time."""
+
+
+class PluginMissingError(ServerError):
+    """A server answers, but says nothing of treeverify: the plugin is not loaded in it."""
+
+
+class SwitchError(ServerError):
+    """A server refused a mode, or not every rank of it took the mode."""
