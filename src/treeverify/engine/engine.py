@@ -23,10 +23,12 @@ from treeverify.engine.request import (
     Request,
     Result,
     SamplingParams,
+    check_int,
+    checked_prompt,
 )
 from treeverify.engine.scheduler import Scheduler
 from treeverify.engine.step import Stepper
-from treeverify.engine.verify import Implementation, VerifyAttention, VerifyRecord, ours
+from treeverify.engine.verify import Implementation, VerifyAttention, VerifyObserver, VerifyRecord, ours
 from treeverify.env import VerifyMode
 from treeverify.errors import CapacityError, ConfigError, ContractError
 from treeverify.kvpool.pool import PoolAudit
@@ -96,17 +98,22 @@ class Engine:
         *,
         draft: DraftMode | str = DraftMode.TREE,
         budget: int | None = None,
+        top_logprobs: int | None = None,
     ) -> int:
         """Queue a request and return its id; it starts when it fits.
 
-        ``budget``: draft nodes beside the root (default: 16 for a tree, the drafter's depth for a chain). Raises
-        ContractError (empty prompt, ids out of range), ConfigError (draft, budget) or CapacityError (can never fit).
+        ``budget``: draft nodes beside the root (default: 16 for a tree, the drafter's depth for a chain).
+        ``top_logprobs``: keep each new token's log-probability and those of so many likeliest ids (None: keep none).
+        Raises ContractError (empty prompt, ids out of range), ConfigError (draft, budget, top_logprobs) or
+        CapacityError (can never fit).
         """
         params = params or SamplingParams()
+        if top_logprobs is not None:
+            check_int("top_logprobs", top_logprobs, 0, self.target.vocab_size + 1)
         options = DraftOptions.of(draft, budget)
         if options.mode is not DraftMode.NONE and self.drafter is None:
             raise ConfigError(f"draft: {options.mode} needs a drafter, and this engine has none")
-        prompt = self._checked_prompt(prompt_ids)
+        prompt = checked_prompt(prompt_ids, self.target.vocab_size, self.target.context)
         stop = self.target.eos_token_ids if params.stop_token_ids is None else params.stop_token_ids
         if bad := [token for token in stop if token >= self.target.vocab_size]:
             raise ConfigError(f"stop_token_ids: expected ids below {self.target.vocab_size}, got {bad[0]}")
@@ -131,6 +138,7 @@ class Engine:
             stop=frozenset(stop),
             slots=np.zeros(most, dtype=np.int64),
             length=len(prompt),
+            top_logprobs=top_logprobs,
         )
         self._next_id += 1
         self._requests[request.id] = request
@@ -214,9 +222,7 @@ class Engine:
         if request.finish is None:
             raise ContractError.of("result", "request_id", "a request that has ended", request_id)
         del self._requests[request_id]
-        return Result(
-            request_id, request.tokens, request.finish, request.seed, request.acceptance_lengths, request.retractions
-        )
+        return request.result(request.finish)
 
     # -- what is known ------------------------------------------------------------------------------------------------
 
@@ -224,6 +230,10 @@ class Engine:
     def verify_mode(self) -> VerifyMode:
         """The mode of the next step."""
         return self._attention.mode
+
+    def observe_verify(self, observer: VerifyObserver) -> None:
+        """Tell ``observer`` of every verify call from now on."""
+        self._attention.observer = observer
 
     @property
     def verify_record(self) -> VerifyRecord:
@@ -283,17 +293,3 @@ class Engine:
         if request is None:
             raise ContractError.of("engine", "request_id", "an id from submit, not yet forgotten", request_id)
         return request
-
-    def _checked_prompt(self, prompt_ids: Sequence[int]) -> list[int]:
-        if len(prompt_ids) == 0:
-            raise ContractError.of("submit", "prompt_ids", "at least one token", "none")
-        if len(prompt_ids) >= self.target.context:
-            raise CapacityError(
-                f"prompt: {len(prompt_ids)} tokens leave no room in a context of {self.target.context} tokens"
-            )
-        for index, token in enumerate(prompt_ids):
-            integer = isinstance(token, int | np.integer) and not isinstance(token, bool)
-            if not integer or not 0 <= token < self.target.vocab_size:
-                expected = f"an id in 0..{self.target.vocab_size - 1}"
-                raise ContractError.of("submit", f"prompt_ids[{index}]", expected, repr(token))
-        return [int(token) for token in prompt_ids]

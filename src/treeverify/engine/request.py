@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -9,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeverify.engine.randomness import SEED_LIMIT
-from treeverify.errors import ConfigError
+from treeverify.errors import CapacityError, ConfigError, ContractError
 from treeverify.tree.law import LawParams
 
 MAX_BUDGET = 259
@@ -53,11 +54,11 @@ class SamplingParams:
         """Check every value; temperature, top_p, top_k and min_p are checked by LawParams."""
         law = LawParams(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p)
         object.__setattr__(self, "law", law)
-        _check_int("max_new_tokens", self.max_new_tokens, 1, None)
+        check_int("max_new_tokens", self.max_new_tokens, 1, None)
         if self.seed is not None:
-            _check_int("seed", self.seed, 0, SEED_LIMIT)
+            check_int("seed", self.seed, 0, SEED_LIMIT)
         for token in self.stop_token_ids or ():
-            _check_int("stop_token_ids", token, 0, None)
+            check_int("stop_token_ids", token, 0, None)
 
 
 @dataclass(frozen=True)
@@ -76,12 +77,24 @@ class DraftOptions:
             raise ConfigError(f"draft: expected one of {', '.join(DraftMode)}; got {mode!r}") from None
         if budget is None:
             budget = 16 if parsed is DraftMode.TREE else MAX_BUDGET
-        _check_int("budget", budget, 0, MAX_BUDGET + 1)
+        check_int("budget", budget, 0, MAX_BUDGET + 1)
         return cls(parsed, 0 if parsed is DraftMode.NONE else budget)
 
     def width(self, depth: int) -> int:
         """Nodes that a step may verify, root included, with a drafter of ``depth`` tokens."""
         return 1 + (min(self.budget, depth) if self.mode is DraftMode.CHAIN else self.budget)
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """Natural log-probabilities at one new token, of the softmax of the target's logits (temperature 1, no cut).
+
+    ``top``: the likeliest ids with theirs, best first.
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
 
 
 @dataclass(eq=False)
@@ -108,6 +121,8 @@ class Request:
     finish: FinishReason | None = None
     acceptance_lengths: list[int] = field(default_factory=list)
     retractions: int = 0
+    top_logprobs: int | None = None  # None: no log-probabilities are kept
+    logprobs: list[TokenLogprob] = field(default_factory=list)
 
     @staticmethod
     def most_slots(prompt: int, max_new: int, width: int) -> int:
@@ -149,6 +164,10 @@ class Request:
             self.finish = FinishReason.LENGTH
         return kept
 
+    def result(self, finish: FinishReason) -> Result:
+        """What came of it."""
+        return Result(self.id, self.tokens, finish, self.seed, self.acceptance_lengths, self.retractions, self.logprobs)
+
     def rewind(self) -> None:
         """Forget all KV rows (its slots were taken back); the tokens stay, and prefill will recompute their rows."""
         self.committed, self.decoding = 0, False
@@ -174,6 +193,7 @@ class Result:
     seed: int
     acceptance_lengths: list[int]  # one per verify step; the first new token comes from prefill
     retractions: int
+    logprobs: list[TokenLogprob]  # one per token where the request asked for them, else none
 
     @property
     def acceptance(self) -> float:
@@ -182,9 +202,22 @@ class Result:
         return sum(self.acceptance_lengths) / steps if steps else float("nan")
 
 
-def _check_int(name: str, value: object, low: int, end: int | None) -> None:
+def check_int(name: str, value: object, low: int, end: int | None) -> None:
     """ConfigError unless ``value`` is an int (numpy's too, no bool) in low .. end - 1."""
     integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
     if not integer or value < low or (end is not None and value >= end):  # type: ignore[operator]
         limit = f">= {low}" if end is None else f"{low}..{end - 1}"
         raise ConfigError(f"{name}: expected an integer {limit}, got {value!r}")
+
+
+def checked_prompt(prompt_ids: Sequence[int], vocab: int, context: int) -> list[int]:
+    """The prompt as ints; ContractError if it is empty or an id is out of range, CapacityError if no room is left."""
+    if len(prompt_ids) == 0:
+        raise ContractError.of("submit", "prompt_ids", "at least one token", "none")
+    if len(prompt_ids) >= context:
+        raise CapacityError(f"prompt: {len(prompt_ids)} tokens leave no room in a context of {context} tokens")
+    for index, token in enumerate(prompt_ids):
+        integer = isinstance(token, int | np.integer) and not isinstance(token, bool)
+        if not integer or not 0 <= token < vocab:
+            raise ContractError.of("submit", f"prompt_ids[{index}]", f"an id in 0..{vocab - 1}", repr(token))
+    return [int(token) for token in prompt_ids]

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from treeverify.engine.cache import Cache, to_device
+from treeverify.engine.logprobs import note_logprobs
 from treeverify.engine.metrics import Metrics
 from treeverify.engine.protocols import Drafter, Target
 from treeverify.engine.randomness import uniforms
@@ -73,7 +74,9 @@ class Stepper:
         self._write_context(features, slots, positions, [request])
         request.committed, request.decoding = end, end == goal
         self._metrics.prefill_tokens += end - begin
-        return request.take(new)
+        kept = request.take(new)
+        note_logprobs(request, logits, kept)
+        return kept
 
     def decode(self, requests: list[Request]) -> list[list[int]]:
         """One step for decoding requests of one width; returns each one's new tokens (at least one)."""
@@ -92,6 +95,9 @@ class Stepper:
         with stage("commit"):
             new = [_new_tokens(r, tree, a) for r, tree, a in zip(requests, trees, accepted, strict=True)]
             self._commit(requests, accepted, features, slots)
+        for i, (request, path) in enumerate(zip(requests, accepted, strict=True)):
+            if request.top_logprobs is not None:
+                note_logprobs(request, logits[i * slots.shape[1] + self._to(path.path.astype(np.int64))], new[i])
         self._count(requests, trees, accepted, new)
         return new
 

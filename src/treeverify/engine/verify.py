@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 
@@ -138,12 +139,23 @@ class VerifyRecord:
         self.last_failure = f"{type(error).__name__}: {error}"
 
 
+class VerifyObserver(Protocol):
+    """Is told of verify calls while they happen; a server counts with it."""
+
+    def served(self, mode: VerifyMode, batch: VerifyBatch) -> None:
+        """One verify forward (all layers) begins in ``mode``."""
+
+    def compared(self, layer: int, batch: VerifyBatch, expected: torch.Tensor, got: torch.Tensor | None) -> None:
+        """``validate`` has both results [tokens, heads, 512] of one layer; ``got`` is None where ours raised."""
+
+
 class VerifyAttention:
     """Makes the ``attend`` of each forward, by mode; the mode may be changed between steps."""
 
     def __init__(self, mode: VerifyMode, scale: float, mine: Implementation) -> None:
         """``mine``: what ``on`` serves and ``validate`` judges."""
         self.mode, self.record = mode, VerifyRecord()
+        self.observer: VerifyObserver | None = None
         self._scale, self._mine = scale, mine
 
     def prefill(self, batch: VerifyBatch) -> Attend:
@@ -152,6 +164,8 @@ class VerifyAttention:
 
     def verify(self, batch: VerifyBatch) -> Attend:
         """What the mode says."""
+        if self.observer is not None:
+            self.observer.served(self.mode, batch)
         if self.mode is VerifyMode.OFF:
             return self.prefill(batch)
         if self.mode is VerifyMode.ON:
@@ -169,6 +183,9 @@ class VerifyAttention:
             lse_abs = float((my_lse - lse).nan_to_num_(0.0).abs().max())
         except (TreeverifyError, RuntimeError) as error:  # a shadow that fails must not fail the served request
             self.record.fail(error)
-            return served
-        self.record.add(layer, batch, difference, served.shape[0] * served.shape[1], lse_abs)
+            out = None
+        else:
+            self.record.add(layer, batch, difference, served.shape[0] * served.shape[1], lse_abs)
+        if self.observer is not None:
+            self.observer.compared(layer, batch, served, out)
         return served

@@ -16,6 +16,8 @@ from treeverify.errors import ParityError
 
 HISTOGRAM_BINS = 16
 """Bin 0 counts elements 0 ULP apart, bin i those 2**(i-1) to 2**i - 1 apart, the last one everything beyond."""
+ROW_EDGES = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
+"""Bin 0 counts rows that agree exactly, bin i those in (ROW_EDGES[i-1], ROW_EDGES[i]] ULP, the last one all beyond."""
 _FRACTION_BITS = {torch.bfloat16: 7, torch.float32: 23}
 _INTEGER = {torch.bfloat16: (torch.int16, torch.int32), torch.float32: (torch.int32, torch.int64)}
 
@@ -55,8 +57,17 @@ class Difference:
     square_error: float = 0.0
     square_expected: float = 0.0
     histogram: tuple[int, ...] = (0,) * HISTOGRAM_BINS
+    mismatched_rows: int = 0
+    """Rows with a mismatched element."""
+    row_histogram: tuple[int, ...] = (0,) * (len(ROW_EDGES) + 1)
+    """Rows by their ``max_row_ulp``; bins as ``ROW_EDGES`` says."""
     worst: Worst | None = None
     """A mismatched element if there is one, else the element with the largest ``max_row_ulp``; None if all agree."""
+
+    @property
+    def rows(self) -> int:
+        """Rows compared."""
+        return sum(self.row_histogram)
 
     @property
     def relative(self) -> float:
@@ -83,6 +94,8 @@ class Difference:
             square_error=self.square_error + later.square_error,
             square_expected=self.square_expected + later.square_expected,
             histogram=tuple(a + b for a, b in zip(self.histogram, later.histogram, strict=True)),
+            mismatched_rows=self.mismatched_rows + later.mismatched_rows,
+            row_histogram=tuple(a + b for a, b in zip(self.row_histogram, later.row_histogram, strict=True)),
             worst=self.worst if mine_is_worse else theirs,
         )
 
@@ -97,12 +110,17 @@ class Difference:
         return f"{figures}{broken}; worst: {self.worst or 'none'}"
 
 
-def compare(expected: torch.Tensor, got: torch.Tensor) -> Difference:
+def compare(expected: torch.Tensor, got: torch.Tensor, *, unit: torch.dtype | None = None) -> Difference:
     """Compare ``got [tokens, heads, dim]`` with ``expected``; bfloat16, float32 or float64, not necessarily the same.
 
-    Raises ``ParityError`` for shapes, ranks, dtypes or devices that cannot be compared. Waits for the device.
+    ``unit``: bfloat16 or float32, the dtype whose spacing is one ULP; None: the coarser of the two. Raises
+    ``ParityError`` for shapes, ranks, dtypes or devices that cannot be compared. Waits for the device.
     """
-    unit = _comparable(expected, got)
+    coarser = _comparable(expected, got)
+    if unit is None:
+        unit = coarser
+    elif unit not in _FRACTION_BITS:
+        raise ParityError(f"compare: unit: expected bfloat16 or float32, got {unit}")
     if expected.numel() == 0:
         return Difference(calls=1)
     wide = torch.float64 if torch.float64 in (expected.dtype, got.dtype) else torch.float32
@@ -121,6 +139,7 @@ def compare(expected: torch.Tensor, got: torch.Tensor) -> Difference:
     mismatched = 0 if broken is None else int(broken.sum())
     row_ulp = scaled.amax(dim=-1).flatten()
     max_row_ulp = float(row_ulp.max())
+    row_bins = torch.bucketize(row_ulp, torch.tensor(ROW_EDGES, dtype=row_ulp.dtype, device=row_ulp.device))
     flat: int | None = None
     if broken is not None and mismatched:
         flat = int(broken.flatten().int().argmax())
@@ -138,6 +157,8 @@ def compare(expected: torch.Tensor, got: torch.Tensor) -> Difference:
         square_error=float(row_error.square().sum()),
         square_expected=float(row_norm.square().sum()),
         histogram=tuple(torch.bincount(bins.flatten(), minlength=HISTOGRAM_BINS).tolist()),
+        mismatched_rows=0 if broken is None else int(broken.any(dim=-1).sum()),
+        row_histogram=tuple(torch.bincount(row_bins, minlength=len(ROW_EDGES) + 1).tolist()),
         worst=None if flat is None else _element(expected, got, flat),
     )
 
