@@ -15,7 +15,6 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-VERSION = 1
 
 
 class _Frozen(BaseModel):
@@ -93,7 +92,7 @@ class Window(_Frozen):
 class Sample(_Frozen):
     """A plan's answers."""
 
-    version: Literal[1] = VERSION
+    version: Literal[1] = 1
     taken_at: str = Field(description="ISO 8601, UTC")
     url: str
     mode: str = Field(description="mode that the server reported before the first request")
