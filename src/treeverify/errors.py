@@ -4,7 +4,9 @@ from __future__ import annotations
 
 
 class TreeverifyError(Exception):
-    """Base of every error this package raises on purpose; the CLI prints it as one line and exits with 2."""
+    """Base of every error this package raises on purpose; the CLI prints it as one line and exits with its code."""
+
+    exit_code = 2
 
 
 class ContractError(TreeverifyError, ValueError):
@@ -57,3 +59,11 @@ class PluginMissingError(ServerError):
 
 class SwitchError(ServerError):
     """A server refused a mode, or not every rank of it took the mode."""
+
+
+class CutoverError(TreeverifyError):
+    """A cutover did not reach its target; the exit code says in which way (``cutover.exits``)."""
+
+    def __init__(self, exit_code: int, message: str) -> None:
+        super().__init__(message)
+        self.exit_code = int(exit_code)

@@ -1,4 +1,4 @@
-"""The ``treeverify`` command: parses, calls, and turns every typed error into one line and exit code 2."""
+"""The ``treeverify`` command: parses, calls, and turns every typed error into one line and its exit code, 2 mostly."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def main() -> None:
     except TreeverifyError as error:
         line = " ".join(str(error).split())
         print(f"treeverify: {line}", file=sys.stderr)
-        raise SystemExit(2) from None
+        raise SystemExit(error.exit_code) from None
     except BrokenPipeError:
         raise SystemExit(1) from None
 
