@@ -21,11 +21,12 @@ import torch
 from treeverify.env import VerifyMode
 from treeverify.errors import ContractError
 from treeverify.integrations.sglang.host_copy import HostCopy
+from treeverify.ops.tree_attention.difference import ROW_EDGES
 from treeverify.parity.bounds import BOUND_ULP
 
 __all__ = ["BOUND_ULP", "EDGES", "MISMATCHED", "Counters", "Figures"]
 
-EDGES = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
+EDGES = ROW_EDGES
 """Bin 0 counts rows that agree exactly, bin i those in (EDGES[i-1], EDGES[i]] ULP, the last one everything beyond."""
 MISMATCHED = float(torch.finfo(torch.float32).max)
 """Score of a mismatched row: beyond every bound. Also the cap of every figure, since JSON has no infinity."""
