@@ -16,11 +16,6 @@ class VerifyMode(StrEnum):
     VALIDATE = "validate"  # both run, the baseline is served, differences are recorded
     ON = "on"  # ours
 
-    @property
-    def code(self) -> int:
-        """The mode where only a number can be sent: 0 off, 1 validate, 2 on."""
-        return list(VerifyMode).index(self)
-
 
 def parse_verify_mode(text: str, variable: str = "KDTREE_VERIFY") -> VerifyMode:
     """Return the mode named ``text``; raises ConfigError that names ``variable`` and lists the three otherwise."""
@@ -53,6 +48,20 @@ def allowed_modes() -> tuple[VerifyMode, ...]:
     return tuple(mode for mode in VerifyMode if mode in named)
 
 
+def planted_fault() -> str | None:
+    """``TREEVERIFY_FAULT``: a fault that ``treeverify serve`` plants into our kernel, to test that a cutover stops it.
+
+    The value is checked by ``serve.faults``; everything else that runs our kernel calls ``refuse_fault``.
+    """
+    return os.environ.get("TREEVERIFY_FAULT")
+
+
+def refuse_fault(where: str) -> None:
+    """Raise ConfigError if ``TREEVERIFY_FAULT`` is set: only ``treeverify serve`` plants one."""
+    if planted_fault() is not None:
+        raise ConfigError(f"TREEVERIFY_FAULT: expected to be unset in {where}; only treeverify serve plants faults")
+
+
 def cache_dir() -> Path:
     """``TREEVERIFY_CACHE``: compiled kernels; default ``treeverify`` in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
     explicit = os.environ.get("TREEVERIFY_CACHE")
@@ -79,7 +88,32 @@ def cpu_threads() -> int:
     The packaged model's matrices are so small that a second thread gains little, and where another process runs,
     threads that wait for each other lose far more than that.
     """
-    text = os.environ.get("TREEVERIFY_THREADS", "1")
-    if not text.isdecimal() or int(text) < 1:
-        raise ConfigError(f"TREEVERIFY_THREADS: expected an integer >= 1, got {text!r}")
+    return _count("TREEVERIFY_THREADS", 1)
+
+
+def dump_dir() -> Path | None:
+    """``KDTREE_DUMP_DIR``: where verify calls beyond the bound are dumped, with user data; default: nowhere.
+
+    Raises ConfigError if it is set to nothing.
+    """
+    text = os.environ.get("KDTREE_DUMP_DIR")
+    if text == "":
+        raise ConfigError("KDTREE_DUMP_DIR: expected a folder, got nothing; unset it for no dumps")
+    return None if text is None else Path(text)
+
+
+def dump_max() -> int:
+    """``KDTREE_DUMP_MAX``: dump files per rank in ``KDTREE_DUMP_DIR``, default 8. Raises ConfigError unless >= 1."""
+    return _count("KDTREE_DUMP_MAX", 8)
+
+
+def api_key() -> str | None:
+    """``TREEVERIFY_API_KEY``: sent to a server as ``Authorization: Bearer KEY``; default: none."""
+    return os.environ.get("TREEVERIFY_API_KEY") or None
+
+
+def _count(name: str, default: int) -> int:
+    text = os.environ.get(name, str(default))
+    if not (text.isascii() and text.isdecimal()) or int(text) < 1:
+        raise ConfigError(f"{name}: expected an integer >= 1, got {text!r}")
     return int(text)

@@ -78,6 +78,8 @@ class Engine:
         mine: Implementation | None = None,
     ) -> None:
         """Allocate the pool. ``mine`` replaces the implementation under test (tests plant faults with it)."""
+        if mine is None:
+            env.refuse_fault("an engine that was given no faulty kernel")
         self.config = config or EngineConfig()
         self.target, self.drafter, self.tokenizer = target, drafter, tokenizer
         self.metrics = Metrics()
