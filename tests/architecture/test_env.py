@@ -20,10 +20,6 @@ def test_verify_mode_defaults_to_off_and_lists_the_three(monkeypatch):
             env.verify_mode()
 
 
-def test_modes_have_numbers_for_requests_that_carry_nothing_else():
-    assert [mode.code for mode in (env.VerifyMode.OFF, env.VerifyMode.VALIDATE, env.VerifyMode.ON)] == [0, 1, 2]
-
-
 def test_allowed_modes_default_to_the_starting_one(monkeypatch):
     monkeypatch.delenv("KDTREE_VERIFY_ALLOW", raising=False)
     monkeypatch.delenv("KDTREE_VERIFY", raising=False)
@@ -61,3 +57,31 @@ def test_cache_dir(monkeypatch, tmp_path):
     assert env.cache_dir() == tmp_path / "treeverify"
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert env.cache_dir().parts[-2:] == (".cache", "treeverify")
+
+
+def test_dumps_are_off_unless_a_folder_is_named(monkeypatch, tmp_path):
+    monkeypatch.delenv("KDTREE_DUMP_DIR", raising=False)
+    assert env.dump_dir() is None
+    monkeypatch.setenv("KDTREE_DUMP_DIR", str(tmp_path))
+    assert env.dump_dir() == tmp_path
+    monkeypatch.setenv("KDTREE_DUMP_DIR", "")
+    with pytest.raises(ConfigError, match="KDTREE_DUMP_DIR"):
+        env.dump_dir()
+
+
+def test_dump_max(monkeypatch):
+    monkeypatch.delenv("KDTREE_DUMP_MAX", raising=False)
+    assert env.dump_max() == 8
+    monkeypatch.setenv("KDTREE_DUMP_MAX", "2")
+    assert env.dump_max() == 2
+    for bad in ("0", "-1", "many", "", "\u0663", "1e3"):
+        monkeypatch.setenv("KDTREE_DUMP_MAX", bad)
+        with pytest.raises(ConfigError, match="KDTREE_DUMP_MAX"):
+            env.dump_max()
+
+
+def test_api_key(monkeypatch):
+    monkeypatch.delenv("TREEVERIFY_API_KEY", raising=False)
+    assert env.api_key() is None
+    monkeypatch.setenv("TREEVERIFY_API_KEY", "secret")
+    assert env.api_key() == "secret"
