@@ -1,0 +1,1 @@
+"""Per-depth top-K of the draft's logits with full-vocabulary log-probabilities, over vocabulary shards."""

@@ -1,0 +1,1 @@
+"""The accepted nodes' features, slots and positions, packed for the next draft."""

@@ -1,0 +1,1 @@
+"""The acceptance walk: greedy, or sampled from the target's law."""

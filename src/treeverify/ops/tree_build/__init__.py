@@ -1,0 +1,1 @@
+"""Best-first draft trees for a batch in one launch."""

@@ -1,0 +1,1 @@
+"""Masks, positions and SGLang's tree links from parents."""
