@@ -2,7 +2,7 @@
 
 **User data:** a dump holds activations of a user's prompt and text. Off unless ``KDTREE_DUMP_DIR`` is set.
 
-A graph that PyTorch captures cannot branch, and the host must not wait. So ``capture`` is a fixed sequence of plain torch
+A graph that PyTorch captures has no branches, and the host must not wait. So ``capture`` is a fixed sequence of torch
 operations whose *destination* depends on the breach: row 1 of a buffer for a call to keep, row 0, which is never read,
 for any other. Of a call the request with the worst row is kept, whose place on the device is only an index: the cost
 does not grow with the batch. It is about fifty small kernels a layer and 0.4 MB (16 nodes, 8 heads); the prefix rows
