@@ -1,20 +1,25 @@
 """What a server answers to a fixed plan of prompts: one sample, taken by URL, in whatever mode the server is.
 
-Three parts. *Generations*: each prompt continued greedily, with log-probabilities. *Probes*: the prompt and a piece of
-a fixed text, then a few tokens, so that two modes are asked about the same contexts however their texts part. A
-server's prefill runs on the parent's kernel in every mode, so the first token of a probe says nothing of ours and is
-left out; the others come from verify steps, in SGLang and in the embedded engine alike. *Speed*: the prompts again,
-without log-probabilities, timed by this client.
+Three parts. *Speed*: the prompts, timed by this client, without log-probabilities. *Generations*: each prompt continued
+greedily, with log-probabilities. *Probes*: the prompt and a piece of a fixed text, then a few tokens, so that two modes
+are asked about the same contexts however their own texts part. A server's prefill runs on the parent's kernel in every
+mode, so the first token of a probe says nothing of ours and is left out; the others come from verify steps, in SGLang
+and in the embedded engine alike.
+
+The timed passes come first: a drafter that learns from what it served (NGRAM) has then seen the prompts, in the
+baseline as in the candidate.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from treeverify.errors import ConfigError
 
 
 class _Frozen(BaseModel):
@@ -28,6 +33,18 @@ class Prompt(_Frozen):
     input: str | list[int]
     forced: str | list[int]
 
+    @model_validator(mode="after")
+    def _same_kind(self) -> Prompt:
+        if type(self.input) is not type(self.forced) or not self.input:
+            raise ValueError("input and forced: expected two texts or two lists of ids, input not empty")
+        return self
+
+    def upto(self, offset: int) -> str | list[int]:
+        """The prompt and the first ``offset`` characters or ids of its forced text."""
+        if isinstance(self.input, str) and isinstance(self.forced, str):
+            return self.input + self.forced[:offset]
+        return [*self.input, *self.forced[:offset]]
+
 
 class Plan(_Frozen):
     """What to ask; two samples can be compared only if their plans are equal."""
@@ -40,18 +57,54 @@ class Plan(_Frozen):
     speed_passes: int = Field(default=2, ge=0, description="timed passes over all prompts")
     timeout: float = Field(default=120.0, gt=0, description="seconds for one request")
 
-    @classmethod
-    def builtin(cls, prompts: int = 24) -> Plan:
-        """The first held-out prompts that ship with the package, as text, so that any model can read them."""
-        raise NotImplementedError
+    @model_validator(mode="after")
+    def _usable(self) -> Plan:
+        names = [prompt.name for prompt in self.prompts]
+        if len(set(names)) != len(names):
+            raise ValueError("prompts: expected names that differ")
+        for prompt in self.prompts:
+            if self.probes and len(prompt.forced) <= self.probes:
+                raise ValueError(f"prompts: {prompt.name}: forced: expected more than {self.probes} characters or ids")
+        return self
 
     @classmethod
-    def from_file(cls, path: Path) -> Plan:
-        """Prompts from a JSONL file, one object a line: ``{"input": text or ids, "forced": the same}``.
+    def builtin(cls, prompts: int = 24, **sizes: int) -> Plan:
+        """The first held-out prompts that ship with the package, as text, so that any model can read them.
 
-        Raises ConfigError that names file and line.
+        ``sizes``: other fields. ConfigError for more prompts than there are.
         """
-        raise NotImplementedError
+        from treeverify.models.heldout import load_heldout
+        from treeverify.models.pair import assets
+        from treeverify.models.tokenizer import Tokenizer
+
+        texts = load_heldout()
+        if not 1 <= prompts <= len(texts):
+            raise ConfigError(f"prompts: expected 1..{len(texts)} (the held-out prompts there are), got {prompts}")
+        decode = Tokenizer.load(assets() / "tokenizer.json").decode
+        chosen = [
+            Prompt(name=text.file, input=decode(text.prompt_ids), forced=decode(text.continuation_ids))
+            for text in texts[:prompts]
+        ]
+        return cls(prompts=chosen, **sizes)
+
+    @classmethod
+    def from_file(cls, path: Path, **sizes: int) -> Plan:
+        """Prompts from a JSONL file, one object a line: ``{"input": text or ids, "forced": the same, "name": ...}``.
+
+        ``name`` may be left out. Raises ConfigError that names file and line.
+        """
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path}: prompts cannot be read: {error}") from None
+        prompts = []
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                prompts.append(_parsed(f"{path}, line {number}", line, number))
+        try:
+            return cls(prompts=prompts, **sizes)
+        except ValidationError as error:
+            raise ConfigError(f"{path}: {_first(error)}") from None
 
 
 class Position(_Frozen):
@@ -86,7 +139,7 @@ class Window(_Frozen):
     prompt: str
     run: int
     tokens: int
-    seconds: float
+    seconds: float = Field(gt=0)
 
 
 class Sample(_Frozen):
@@ -95,12 +148,12 @@ class Sample(_Frozen):
     version: Literal[1] = 1
     taken_at: str = Field(description="ISO 8601, UTC")
     url: str
-    mode: str = Field(description="mode that the server reported before the first request")
+    mode: str = Field(description="mode that every rank reported before the first request")
     plan: Plan
     generations: list[Generation]
     probes: list[Probe]
     speed: list[Window]
-    failures: list[str] = Field(description="requests that got no answer, one line each")
+    failures: list[str] = Field(description="requests that got no usable answer, one line each")
 
 
 Progress = Callable[[int, int, str], None]
@@ -110,8 +163,30 @@ Progress = Callable[[int, int, str], None]
 def collect(url: str, plan: Plan, on_progress: Progress | None = None) -> Sample:
     """Put ``plan`` to the server at ``url``, one request at a time, and return its answers.
 
-    A request that fails (HTTP error, no connection, timeout) becomes a line of ``failures`` and the rest goes on; the
-    gates judge it. Raises ConfigError for an answer that is not in SGLang's form, and where the server cannot be
-    reached or does not run the plugin before the first request.
+    A request that fails (HTTP error, no connection, timeout, an answer without usable log-probabilities) becomes a
+    line of ``failures`` and the rest goes on; the gates judge it. Raises ConfigError where the server cannot be
+    reached, or does not run the plugin, before the first request.
     """
-    raise NotImplementedError
+    from treeverify.cutover.asking import Asking
+
+    return Asking(url, plan, on_progress).sample()
+
+
+def _parsed(place: str, line: str, number: int) -> Prompt:
+    try:
+        found = json.loads(line)
+    except ValueError as error:
+        raise ConfigError(f"{place}: not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{place}: expected an object, got {type(found).__name__}")
+    try:
+        return Prompt.model_validate({"name": f"line {number}", **found})
+    except ValidationError as error:
+        raise ConfigError(f"{place}: {_first(error)}") from None
+
+
+def _first(error: ValidationError) -> str:
+    """The first of pydantic's errors, in one line."""
+    found = error.errors()[0]
+    place = ".".join(str(part) for part in found["loc"])
+    return f"{place}: {found['msg']}" if place else found["msg"]

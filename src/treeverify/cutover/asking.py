@@ -1,0 +1,159 @@
+"""Takes a sample over HTTP: SGLang's ``/generate``, one request at a time."""
+
+from __future__ import annotations
+
+import json
+import math
+from datetime import UTC, datetime
+from time import perf_counter
+from typing import Any
+
+import httpx
+from pydantic import ValidationError
+
+from treeverify.control.schema import PluginState
+from treeverify.control.wire import STATE_KEY
+from treeverify.cutover.samples import Generation, Plan, Position, Probe, Progress, Prompt, Sample, Window
+from treeverify.errors import ConfigError
+
+
+class _UnusableError(Exception):
+    """One request's answer cannot be used; the message says why."""
+
+
+class Asking:
+    """One sample in the making."""
+
+    def __init__(self, url: str, plan: Plan, on_progress: Progress | None) -> None:
+        self._plan, self._url = plan, url.rstrip("/")
+        self._progress = on_progress or (lambda done, total, what: None)
+        self._done, self._failures = 0, list[str]()
+        self._total = len(plan.prompts) * (plan.speed_passes + 1 + plan.probes)
+
+    def sample(self) -> Sample:
+        """Ask everything; ConfigError as ``samples.collect``."""
+        plan = self._plan
+        taken_at = datetime.now(UTC).isoformat(timespec="seconds")
+        with httpx.Client(base_url=self._url, timeout=plan.timeout, trust_env=False) as client:
+            mode = served_mode(client)
+            speed = [self._window(client, prompt, run) for run in range(plan.speed_passes) for prompt in plan.prompts]
+            generations = [self._generation(client, prompt) for prompt in plan.prompts]
+            probes = [
+                self._probe(client, prompt, (i + 1) * len(prompt.forced) // (plan.probes + 1))
+                for prompt in plan.prompts
+                for i in range(plan.probes)
+            ]
+        return Sample(
+            taken_at=taken_at,
+            url=self._url,
+            mode=mode,
+            plan=plan,
+            generations=[found for found in generations if found is not None],
+            probes=[found for found in probes if found is not None],
+            speed=[found for found in speed if found is not None],
+            failures=self._failures,
+        )
+
+    def _window(self, client: httpx.Client, prompt: Prompt, run: int) -> Window | None:
+        began = perf_counter()
+        found = self._ask(client, f"speed pass {run}, {prompt.name}", prompt.input, self._plan.new_tokens, False)
+        if found is None:
+            return None
+        return Window(
+            prompt=prompt.name,
+            run=run,
+            tokens=int(found["meta_info"]["completion_tokens"]),
+            seconds=perf_counter() - began,
+        )
+
+    def _generation(self, client: httpx.Client, prompt: Prompt) -> Generation | None:
+        found = self._ask(client, f"generation, {prompt.name}", prompt.input, self._plan.new_tokens, True)
+        if found is None:
+            return None
+        meta = found["meta_info"]
+        return Generation(
+            prompt=prompt.name,
+            positions=found["positions"],
+            verify_steps=meta.get("spec_verify_ct", 0),
+            accepted=meta.get("spec_correct_drafts_histogram"),
+        )
+
+    def _probe(self, client: httpx.Client, prompt: Prompt, offset: int) -> Probe | None:
+        name = f"probe at {offset}, {prompt.name}"
+        found = self._ask(client, name, prompt.upto(offset), self._plan.probe_tokens, True)
+        if found is None:
+            return None
+        first, *rest = found["positions"]
+        return Probe(prompt=prompt.name, offset=offset, first=first.token, positions=rest)
+
+    def _ask(
+        self, client: httpx.Client, name: str, given: str | list[int], tokens: int, logprobs: bool
+    ) -> dict[str, Any] | None:
+        """One request; None, and a line of failures, where there is no usable answer."""
+        body: dict[str, Any] = {
+            "text" if isinstance(given, str) else "input_ids": given,
+            "sampling_params": {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True},
+        }
+        if logprobs:
+            body |= {"return_logprob": True, "top_logprobs_num": self._plan.top_logprobs}
+        found = None
+        try:
+            found = _answer(client.post("/generate", json=body), tokens)
+            if logprobs:
+                found["positions"] = positions(found["meta_info"])
+        except (httpx.HTTPError, _UnusableError) as error:
+            found = None
+            self._failures.append(f"{name}: {error or type(error).__name__}")
+        self._done += 1
+        self._progress(self._done, self._total, name)
+        return found
+
+
+def served_mode(client: httpx.Client) -> str:
+    """The mode of every rank; ConfigError if the server cannot be reached, has no plugin, or its ranks differ."""
+    try:
+        reply = client.get("/server_info")
+        reply.raise_for_status()
+        entries = [group[STATE_KEY] for group in reply.json()["internal_states"]]
+        states = [PluginState.model_validate_json(json.dumps(entry)) for entry in entries]
+    except httpx.HTTPError as error:
+        raise ConfigError(f"{client.base_url}: cannot be reached: {error}") from None
+    except (ValueError, KeyError, TypeError, ValidationError) as error:
+        raise ConfigError(
+            f"{client.base_url}: server_info does not say what treeverify's plugin says: {error}"
+        ) from None
+    modes = {rank.mode.value for state in states for rank in state.ranks}
+    if len(modes) != 1:
+        raise ConfigError(
+            f"{client.base_url}: expected one mode on all ranks, got {', '.join(sorted(modes)) or 'none'}"
+        )
+    return modes.pop()
+
+
+def positions(meta: dict[str, Any]) -> list[Position]:
+    """Positions from ``meta_info``; raises where a log-probability is missing or not a number."""
+    tokens, tops = meta.get("output_token_logprobs"), meta.get("output_top_logprobs")
+    if not tokens or not tops or len(tokens) != len(tops):
+        raise _UnusableError("the answer has no log-probabilities for its tokens")
+    found = []
+    for index, ((logprob, token, *_), top) in enumerate(zip(tokens, tops, strict=True)):
+        values = [logprob, *(entry[0] for entry in top or [])]
+        if not top or any(value is None or not math.isfinite(value) for value in values):
+            raise _UnusableError(f"token {index}: a log-probability is missing or not finite")
+        found.append(Position(token=token, logprob=logprob, top=[(entry[1], entry[0]) for entry in top]))
+    return found
+
+
+def _answer(reply: httpx.Response, tokens: int) -> dict[str, Any]:
+    """The answer's object; raises for an HTTP error, another form or another number of tokens."""
+    if reply.status_code != 200:
+        raise _UnusableError(f"HTTP {reply.status_code}: {' '.join(reply.text.split())[:200]}")
+    try:
+        found = reply.json()
+        count = found["meta_info"]["completion_tokens"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise _UnusableError(f"not an answer in SGLang's form: {error!r}") from None
+    if count != tokens:
+        raise _UnusableError(f"expected {tokens} tokens, got {count}")
+    assert isinstance(found, dict)
+    return found
