@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from treeverify.cli import bench, parity, serve
+from treeverify.cli import bench, cutover, parity, serve
 from treeverify.errors import TreeverifyError
 
 app = typer.Typer(
@@ -19,6 +19,7 @@ app = typer.Typer(
 )
 app.add_typer(bench.app, name="bench")
 app.add_typer(parity.app, name="parity")
+app.add_typer(cutover.app, name="cutover")
 app.command(name="serve")(serve.serve)
 
 Model = Annotated[Path | None, typer.Option(help="Folder with target/, drafter/, tokenizer.json; default: packaged.")]

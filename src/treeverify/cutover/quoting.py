@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-_SHELL_ESCAPED = "\"\\`$"
+_SHELL_ESCAPED = '"\\`$'
 _C_ESCAPES = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", "s": " "}
 _BLANK, _LINE_END, _COMMENT = " \t\n\r", "\n\r", "#;"
 
@@ -112,5 +112,7 @@ def _quoted(text: str, position: int, quote: str) -> tuple[str, int]:
 
 def environment_file(variables: dict[str, str]) -> str:
     """Return ``variables`` as the lines of an environment file, each value in double quotes."""
-    escaped = {name: "".join(f"\\{c}" if c in _SHELL_ESCAPED else c for c in value) for name, value in variables.items()}
+    escaped = {
+        name: "".join(f"\\{c}" if c in _SHELL_ESCAPED else c for c in value) for name, value in variables.items()
+    }
     return "".join(f'{name}="{value}"\n' for name, value in escaped.items())

@@ -1,0 +1,78 @@
+"""What a journal says: the last run, how far it came, and in which modes it can have left server and unit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from treeverify.cutover.journal import Record
+from treeverify.cutover.plan import Before, CutoverPlan
+from treeverify.cutover.stages import ENDED, Stage
+
+ABSENT = "absent"
+"""In place of a mode: a server without the plugin."""
+
+
+@dataclass
+class Run:
+    """One cutover, from its records."""
+
+    name: str
+    plan: CutoverPlan
+    before: Before
+    stage: Stage = Stage.OFF
+    live: set[str] = field(default_factory=set)
+    """Modes that the server may have: the last one told, and one that was about to be."""
+    next_start: set[str] = field(default_factory=set)
+    """The same of the unit; what a server has that restarted by itself."""
+    restarted: bool = False
+    """Whether a restart was begun."""
+    restart_done: bool = False
+    """Whether one was proved."""
+    touched: bool = False
+    """Whether anything was begun that changes server or unit."""
+    events: list[Record] = field(default_factory=list)
+
+    @property
+    def ended(self) -> bool:
+        """Whether no tool is, or should be, at work."""
+        return self.stage in ENDED
+
+    @property
+    def verdicts(self) -> list[dict[str, Any]]:
+        """Every verdict of every gate, in order."""
+        return [record.data["verdict"] for record in self.events if record.event == "verdict"]
+
+    @property
+    def reason(self) -> str:
+        """Why it was stopped; empty: it was not."""
+        return next((str(record.data["reason"]) for record in reversed(self.events) if record.event == "stop"), "")
+
+    def take(self, record: Record) -> None:
+        """Follow one record."""
+        self.events.append(record)
+        self.stage = Stage(record.stage)
+        if record.event not in ("intend", "did"):
+            return
+        begun, act = record.event == "intend", record.data["act"]
+        self.touched = True
+        self.restarted |= act == "restart"
+        self.restart_done |= act == "restart" and not begun
+        known = self.next_start if act == "files" else self.live
+        if not begun:
+            known.clear()
+        known.add(record.data["mode"])
+
+
+def last_run(records: Iterable[Record]) -> Run | None:
+    """Return the last run of a unit's journal, None if there is none."""
+    run: Run | None = None
+    for record in records:
+        if record.event == "begin":
+            before = Before.model_validate(record.data["before"])
+            plan = CutoverPlan.model_validate(record.data["plan"])
+            run = Run(record.run, plan, before, live={before.mode or ABSENT}, next_start={before.next_mode})
+        if run is not None:
+            run.take(record)
+    return run

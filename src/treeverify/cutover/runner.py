@@ -1,0 +1,182 @@
+"""What keeps the server running: systemd, or a command that restarts it. Both set its environment by owned files."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from treeverify.cutover import files
+from treeverify.cutover.exits import Exit
+from treeverify.cutover.quoting import environment_file, parse_environment_file
+from treeverify.cutover.units import Systemctl, Unit, in_control_group, next_environment, process_environment
+from treeverify.errors import CutoverError
+
+DROP_IN, ENVIRONMENT = "zz-treeverify.conf", "zz-treeverify.env"
+"""Drop-ins are read in the order of their names, and the last EnvironmentFile= wins: hence ``zz``."""
+
+
+@dataclass(frozen=True)
+class Status:
+    """What the runner knows of the service."""
+
+    active: str
+    """systemd's ActiveState; empty: not known."""
+    pid: int
+    """The main process; 0: not known, or none."""
+    restarts: int = 0
+    """Times that systemd restarted it by itself."""
+
+
+class Runner(Protocol):
+    """One service, and how it is configured and restarted."""
+
+    def check(self) -> None:
+        """Raise CutoverError unless the service exists and may be changed by this user. Changes nothing."""
+
+    def status(self) -> Status:
+        """Return whether the service runs, and as which process."""
+
+    def owns(self, pid: int) -> bool:
+        """Whether process ``pid`` is part of the service."""
+
+    def environment(self, serving: int) -> Mapping[str, str]:
+        """Return what the main process was started with; ``serving``: a process that serves, for want of a better."""
+
+    def next_start(self) -> Mapping[str, str]:
+        """Return the environment of the next start, as far as it is known."""
+
+    def contents(self, variables: Mapping[str, str]) -> dict[Path, str | None]:
+        """Return the owned files that set ``variables`` at the next start, in the order in which to write them."""
+
+    def reload(self) -> None:
+        """Let changed files count at the next start."""
+
+    def restart(self) -> None:
+        """Begin a restart; it need not be complete."""
+
+    def undo_commands(self) -> list[str]:
+        """Return what a person types to bring the service up without the owned files."""
+
+
+class SystemdRunner:
+    """A unit of the system's or the user's manager."""
+
+    def __init__(self, unit: str, *, user: bool = False) -> None:
+        self.unit = unit
+        self._systemctl = Systemctl(user=user)
+
+    def _show(self) -> Unit:
+        return self._systemctl.show(self.unit)
+
+    def _paths(self) -> tuple[Path, Path]:
+        folder = self._systemctl.configuration_folder() / f"{self.unit}.d"
+        return folder / ENVIRONMENT, folder / DROP_IN
+
+    def check(self) -> None:
+        """See ``Runner``; also refuses what would win over the owned drop-in."""
+        unit = self._show()
+        for path in self._paths():
+            files.require_writable(path)
+        hidden = [name for name in ("KDTREE_VERIFY", "KDTREE_VERIFY_ALLOW") if name in unit.unset]
+        if hidden:
+            raise CutoverError(Exit.NOT_SWITCHABLE, f"unit {self.unit}: UnsetEnvironment= takes {hidden[0]} away")
+        for path in unit.drop_ins:
+            if path.name > DROP_IN and "Environment" in path.read_text(errors="replace"):
+                raise CutoverError(
+                    Exit.NOT_SWITCHABLE, f"{path} is read after {DROP_IN} and sets environment; rename it"
+                )
+
+    def status(self) -> Status:
+        """See ``Runner``."""
+        unit = self._show()
+        return Status(unit.active, unit.main_pid, unit.restarts)
+
+    def owns(self, pid: int) -> bool:
+        """See ``Runner``; judged by the control group."""
+        return in_control_group(pid, self._show().control_group)
+
+    def environment(self, serving: int) -> Mapping[str, str]:
+        """See ``Runner``."""
+        return process_environment(self._show().main_pid)
+
+    def next_start(self) -> Mapping[str, str]:
+        """See ``Runner``."""
+        return next_environment(self._show(), self._systemctl.manager_environment())
+
+    def contents(self, variables: Mapping[str, str]) -> dict[Path, str | None]:
+        """See ``Runner``; an environment file, because ``Environment=`` would lose to one that the unit names."""
+        environment, drop_in = self._paths()
+        text = f"{files.MARK}[Service]\nEnvironmentFile={str(environment).replace('%', '%%')}\n"
+        return {environment: files.MARK + environment_file(dict(variables)), drop_in: text}
+
+    def reload(self) -> None:
+        """See ``Runner``."""
+        self._systemctl.call("daemon-reload")
+
+    def restart(self) -> None:
+        """See ``Runner``; a unit that failed too often is let off first."""
+        self._systemctl.call("reset-failed", self.unit)
+        self._systemctl.call("restart", "--no-block", self.unit)
+
+    def undo_commands(self) -> list[str]:
+        """See ``Runner``."""
+        environment, drop_in = self._paths()
+        again = [self._systemctl.command("daemon-reload"), self._systemctl.command("restart", self.unit)]
+        return [f"rm -f {drop_in} {environment}", *again]
+
+
+class CommandRunner:
+    """A service that a shell command restarts, and whose start reads an environment file that this tool owns."""
+
+    def __init__(self, command: str, environment: Path, *, timeout: float) -> None:
+        self._command, self._environment, self._timeout = command, environment.absolute(), timeout
+
+    def check(self) -> None:
+        """See ``Runner``."""
+        files.require_writable(self._environment)
+
+    def status(self) -> Status:
+        """See ``Runner``: nothing is known."""
+        return Status("", 0)
+
+    def owns(self, pid: int) -> bool:
+        """See ``Runner``: it must at least be a process of this machine."""
+        return Path(f"/proc/{pid}").exists()
+
+    def environment(self, serving: int) -> Mapping[str, str]:
+        """See ``Runner``."""
+        return process_environment(serving)
+
+    def next_start(self) -> Mapping[str, str]:
+        """See ``Runner``: what the owned file says."""
+        return parse_environment_file(files.read(self._environment) or "")
+
+    def contents(self, variables: Mapping[str, str]) -> dict[Path, str | None]:
+        """See ``Runner``."""
+        return {self._environment: files.MARK + environment_file(dict(variables))}
+
+    def reload(self) -> None:
+        """See ``Runner``: nothing to do."""
+
+    def restart(self) -> None:
+        """Run the command to its end; raises CutoverError (``Exit.FAILED``) with its last words where it fails."""
+        try:
+            done = subprocess.run(
+                ["/bin/sh", "-c", self._command],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,  # a pipe would be held open by the server that the command leaves behind
+                timeout=self._timeout,
+                start_new_session=True,
+            )
+        except subprocess.TimeoutExpired:
+            raise CutoverError(Exit.FAILED, f"{self._command}: not done in {self._timeout:g} s") from None
+        if done.returncode:
+            raise CutoverError(Exit.FAILED, f"{self._command}: exit code {done.returncode}")
+
+    def undo_commands(self) -> list[str]:
+        """See ``Runner``."""
+        return [f"rm -f {self._environment}", self._command]

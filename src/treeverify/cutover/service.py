@@ -1,0 +1,61 @@
+"""The live server, as the cutover sees it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import httpx
+
+from treeverify.control import client
+from treeverify.control.schema import PluginState, RankState
+from treeverify.env import VerifyMode
+from treeverify.errors import SwitchError
+
+
+class Service(Protocol):
+    """A server that can be asked for its state and switched."""
+
+    def read(self) -> list[PluginState]:
+        """Return the state, one entry per data-parallel group; raises ServerError and its kinds."""
+
+    def switch(self, mode: VerifyMode) -> list[PluginState]:
+        """Return the state in which every rank has ``mode``; raises ServerError and its kinds."""
+
+    def healthy(self) -> bool:
+        """Whether it answers its health call."""
+
+
+class LiveService:
+    """The server at ``url``."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def read(self) -> list[PluginState]:
+        """See ``Service``."""
+        return client.read_state(self._url)
+
+    def switch(self, mode: VerifyMode) -> list[PluginState]:
+        """See ``Service``."""
+        return client.switch_mode(self._url, mode)
+
+    def healthy(self) -> bool:
+        """See ``Service``; 5 s for the answer."""
+        try:
+            answer = httpx.get(f"{self._url.rstrip('/')}/health", timeout=5.0, trust_env=False)
+        except httpx.HTTPError:
+            return False
+        return answer.status_code == httpx.codes.OK
+
+
+def ranks(states: list[PluginState]) -> list[RankState]:
+    """Return all ranks of all groups."""
+    return [rank for state in states for rank in state.ranks]
+
+
+def mode_of(states: list[PluginState]) -> VerifyMode:
+    """Return the mode that every rank has; raises SwitchError where they differ."""
+    modes = {rank.mode for rank in ranks(states)}
+    if len(modes) != 1:
+        raise SwitchError(f"ranks are in different modes: {', '.join(sorted(modes))}")
+    return modes.pop()
