@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
-
-from pydantic import BaseModel, ConfigDict
 
 from treeverify.control.schema import PluginState
 from treeverify.cutover.limits import Limits
+from treeverify.cutover.sample_gates import generation, speed, statistical
 from treeverify.cutover.samples import Sample
+from treeverify.cutover.state_gates import errors, mode, parity, shapes
+from treeverify.cutover.verdict import Stage, Verdict
+from treeverify.errors import ConfigError
 
-Stage = Literal["validate", "soak", "on"]
-"""``validate``: short, synthetic load; ``soak``: live traffic under validate; ``on``: ours serves."""
-
-
-class Verdict(BaseModel):
-    """One gate's answer. ``reason`` is one line for an operator: why it passed, or what is wrong and where."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    stage: Stage
-    gate: str
-    passed: bool
-    figures: dict[str, float | int | str | None]
-    threshold: str
-    reason: str
+__all__ = ["Stage", "Verdict", "judge"]
 
 
 def judge(
@@ -39,8 +26,27 @@ def judge(
     """Judge one stage; it may be left only if every verdict passed.
 
     ``states_before`` were read after the switch into the stage and before its load, ``states_after`` after it; one
-    entry per data-parallel group. ``validate`` needs both samples: parity, shapes, generation, errors. ``soak`` needs
-    none (those given are judged as in ``validate``): parity, shapes, errors. ``on`` needs both: mode, shapes,
-    generation, statistics, speed, errors. Raises ConfigError where a needed sample is missing or two plans differ.
+    entry per data-parallel group. ``validate`` needs both samples: mode, errors, parity, shapes, generation. ``soak``
+    needs none: mode, errors, parity, shapes. ``on`` needs both: mode, errors, shapes, generation, statistics, speed.
+    Raises ConfigError where a needed sample is missing or two plans differ.
     """
-    raise NotImplementedError
+    if stage != "soak" and (baseline is None or candidate is None):
+        raise ConfigError(f"gates: stage {stage}: expected a baseline and a candidate, got only one or none")
+    verdicts = [
+        mode(stage, states_before, states_after),
+        errors(stage, baseline, candidate, states_before, states_after),
+    ]
+    if stage != "on":
+        verdicts.append(parity(stage, states_before, states_after, limits))
+    verdicts.append(shapes(stage, states_after))
+    if baseline is None or candidate is None:
+        return verdicts
+    if baseline.plan != candidate.plan:
+        raise ConfigError("gates: expected two samples of one plan, got two plans")
+    if baseline.plan.top_logprobs <= limits.top_k:
+        raise ConfigError(f"plan: top_logprobs: expected more than top_k {limits.top_k}, got {baseline.plan.top_logprobs}")
+    verdicts.append(generation(stage, baseline, candidate, limits))
+    if stage == "on":
+        verdicts += statistical(stage, baseline, candidate, limits)
+        verdicts.append(speed(stage, baseline, candidate, limits))
+    return verdicts

@@ -32,12 +32,15 @@ class Limits(BaseModel):
     near_tie: float = Field(
         default=0.25,
         ge=0,
-        description="nats: rounding of two logits of 16..32 to bfloat16, by up to 1/16 in either mode, moves a gap so far",
+        description="nats: rounding two logits of 16..32 to bfloat16, by up to 1/16 in either mode, moves a gap so far",
     )
     kl: float = Field(
         default=2e-3,
         ge=0,
         description="nats per token; two such roundings make half the variance of their difference, 1.3e-3",
+    )
+    detectable_kl: float = Field(
+        default=0.02, ge=0, description="nats per token; a sample too small or noisy to detect this is not let through"
     )
     logprob: float = Field(
         default=2e-3, ge=0, description="nats per token, in the mean: 0.2 % in perplexity; rounding errors cancel in it"

@@ -107,7 +107,7 @@ class Pair:
 
 
 def forced_pairs(baseline: Sample, candidate: Sample) -> list[Pair]:
-    """The comparable positions of the probes: up to the first token that differs, with it; none where prefill's does."""
+    """The comparable positions of the probes: up to the first token that differs, included; none if prefill's does."""
     theirs = {(probe.prompt, probe.offset): probe for probe in candidate.probes}
     found = []
     for probe in baseline.probes:

@@ -1,0 +1,230 @@
+"""Gates on what the server generates: text parity, statistics of two modes, speed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from treeverify.cutover import statistics
+from treeverify.cutover.limits import Limits
+from treeverify.cutover.samples import Generation, Position, Sample
+from treeverify.cutover.statistics import Estimate, Test
+from treeverify.cutover.verdict import Figure, Stage, Verdict, few
+from treeverify.parity.law import holm
+
+FAMILY = ("acceptance", "logprob", "top-1", "top-k", "kl")
+"""The statistical gates; a run's ``alpha`` is shared by all of them, and by all looks."""
+
+
+def generation(stage: Stage, baseline: Sample, candidate: Sample, limits: Limits) -> Verdict:
+    """Greedy texts are the same, or part only where two tokens were nearly equally likely.
+
+    At the first difference both modes saw the same context. The gap that must have moved is the baseline's between the
+    two tokens plus the candidate's; what rounding can move is ``limits.near_tie``. A text that differs at its first
+    token differs in prefill, which is not ours.
+    """
+    theirs = {found.prompt: found for found in candidate.generations}
+    same, ties, prefill, faults, gaps, firsts = 0, 0, 0, list[str](), list[float](), list[int]()
+    for mine in baseline.generations:
+        place = None if mine.prompt not in theirs else _first_difference(mine, theirs[mine.prompt])
+        if mine.prompt not in theirs:
+            faults.append(f"{mine.prompt}: no candidate text")
+        elif place is None:
+            same += 1
+        elif place == 0:
+            prefill += 1
+        else:
+            gap = moved_gap(mine.positions[place], theirs[mine.prompt].positions[place])
+            gaps.append(gap)
+            firsts.append(place)
+            if gap <= limits.near_tie:
+                ties += 1
+            else:
+                faults.append(f"{mine.prompt}: token {place}: the gap moved by {gap:.3g} nats")
+    figures: dict[str, Figure] = {
+        "texts": len(baseline.generations),
+        "same": same,
+        "near_ties": ties,
+        "differ_in_prefill": prefill,
+        "faults": len(faults),
+        "first_difference": min(firsts, default=None),
+        "largest_gap": max(gaps, default=None),
+    }
+    return Verdict(
+        stage=stage,
+        gate="generation",
+        passed=same + ties > 0 and not faults,
+        figures=figures,
+        threshold=f"texts part only where a gap of at most {limits.near_tie:g} nats closes",
+        reason=few(faults) or f"{same} of {len(baseline.generations)} texts the same, {ties} part at a near-tie",
+    )
+
+
+def moved_gap(mine: Position, its: Position) -> float:
+    """By how many nats the gap between the two tokens moved, at least; a token that is not listed is past the list."""
+    before = mine.logprob - dict(mine.top).get(its.token, mine.top[-1][1])
+    after = its.logprob - dict(its.top).get(mine.token, its.top[-1][1])
+    return before + after
+
+
+@dataclass(frozen=True)
+class _Finding:
+    """One statistical gate before the correction for many tests."""
+
+    gate: str
+    p: float
+    figures: dict[str, Figure]
+    threshold: str
+    what: str
+
+
+def statistical(stage: Stage, baseline: Sample, candidate: Sample, limits: Limits) -> list[Verdict]:
+    """The five statistical gates, Holm-corrected; one verdict ``statistics`` instead if there is too little to judge.
+
+    A gate fails where its figure is beyond its margin and chance does not explain it. It cannot show that nothing
+    differs: ``detectable`` says what it would have found.
+    """
+    pairs = statistics.forced_pairs(baseline, candidate)
+    prompts = len({pair.prompt for pair in pairs})
+    test = Test(limits.alpha / limits.looks / len(FAMILY), limits.power)
+    if prompts < limits.prompts:
+        return [_too_little(stage, f"{prompts} prompts can be compared", limits)]
+    lengths = _acceptance(baseline, candidate, test)
+    if lengths is None:
+        return [_too_little(stage, "the server does not tell its acceptance lengths", limits)]
+    findings = [lengths, *_forced(pairs, limits, test)]
+    adjusted = holm([finding.p for finding in findings])
+    verdicts = []
+    for finding, p in zip(findings, adjusted, strict=True):
+        alarm = p <= limits.alpha / limits.looks
+        blind = finding.gate == "kl" and float(finding.figures["detectable"] or 0) > limits.detectable_kl
+        verdicts.append(
+            Verdict(
+                stage=stage,
+                gate=finding.gate,
+                passed=not (alarm or blind),
+                figures={**finding.figures, "p_holm": p},
+                threshold=f"{finding.threshold}, at Holm-corrected p > {limits.alpha / limits.looks:g}",
+                reason=finding.what
+                + (f": more than chance explains (p {p:.2g})" if alarm else "")
+                + (f": too noisy to detect {limits.detectable_kl:g}; ask more prompts" if blind else ""),
+            )
+        )
+    return verdicts
+
+
+def speed(stage: Stage, baseline: Sample, candidate: Sample, limits: Limits) -> Verdict:
+    """Tokens per second, candidate over baseline; fails where the whole interval lies below the threshold."""
+    found = statistics.speed_ratio(baseline, candidate, Test(limits.alpha, limits.power))
+    floor = limits.speed_ratio
+    threshold = "recorded, not judged" if floor is None else f"the {1 - limits.alpha:.0%} interval reaches {floor:g}"
+    if found is None:
+        return Verdict(
+            stage=stage,
+            gate="speed",
+            passed=floor is None,
+            figures={"prompts": 0},
+            threshold=threshold,
+            reason="fewer than two prompts were timed in both modes",
+        )
+    return Verdict(
+        stage=stage,
+        gate="speed",
+        passed=floor is None or found.high >= floor,
+        figures={"ratio": found.mean, "low": found.low, "high": found.high, "prompts": found.n},
+        threshold=threshold,
+        reason=f"{found.mean:.3f} of the baseline's tokens per second [{found.low:.3f}, {found.high:.3f}]",
+    )
+
+
+def _first_difference(mine: Generation, its: Generation) -> int | None:
+    pairs = zip(mine.positions, its.positions, strict=True)
+    return next((place for place, (a, b) in enumerate(pairs) if a.token != b.token), None)
+
+
+def _acceptance(baseline: Sample, candidate: Sample, test: Test) -> _Finding | None:
+    """Acceptance lengths of the generations, as distributions; None where a server did not tell them."""
+    theirs = {found.prompt: found for found in candidate.generations}
+    mine = [found for found in baseline.generations if found.prompt in theirs]
+    before, after = statistics.histograms(mine), statistics.histograms([theirs[found.prompt] for found in mine])
+    if before is None or after is None or not mine or min(before.sum(1).min(), after.sum(1).min()) == 0:
+        return None
+    width = max(before.shape[1], after.shape[1])
+    before, after = (np.pad(found, ((0, 0), (0, width - found.shape[1]))) for found in (before, after))
+    lengths = np.arange(1, width + 1)
+    means = [(found @ lengths) / found.sum(1) for found in (before, after)]
+    distance, p = statistics.shorter(before, after)
+    drop = statistics.beyond(means[0] - means[1], 0.0, test)
+    return _Finding(
+        "acceptance",
+        p,
+        {
+            "baseline": float(means[0].mean()),
+            "candidate": float(means[1].mean()),
+            "drop": drop.mean,
+            "low": drop.low,
+            "high": drop.high,
+            "distance": distance,
+            "p": p,
+            "detectable": drop.detectable,
+        },
+        "acceptance lengths are not shorter",
+        f"acceptance length {means[0].mean():.3f}, then {means[1].mean():.3f} [drop {drop.low:.3f} to {drop.high:.3f}]",
+    )
+
+
+def _forced(pairs: list[statistics.Pair], limits: Limits, test: Test) -> list[_Finding]:
+    """Log-probability, top-1, top-k and divergence on the forced text."""
+    k = limits.top_k
+    changes = statistics.by_prompt(pairs, [statistics.logprob_change(pair) for pair in pairs])
+    kl = statistics.by_prompt(pairs, [statistics.divergence(pair) for pair in pairs])
+    findings = [
+        _finding(
+            "logprob",
+            statistics.beyond(changes, limits.logprob, test, both_sides=True),
+            f"mean change within {limits.logprob:g} nats per token",
+            "log-probability changed by",
+            len(pairs),
+        )
+    ]
+    for gate, size in (("top-1", 1), ("top-k", k)):
+        shares = np.array([statistics.disagreement(pair, size, limits.near_tie) for pair in pairs])
+        unexplained = statistics.beyond(statistics.by_prompt(pairs, shares[:, 0] - shares[:, 1]), 0.0, test)
+        findings.append(
+            _finding(
+                gate,
+                unexplained,
+                "tokens leave the set only as often as near-ties explain",
+                f"{shares[:, 0].mean():.2%} of the {size} likeliest left, near-ties explain {shares[:, 1].mean():.2%}; "
+                "beyond that",
+                len(pairs),
+            )
+        )
+    divergence = statistics.beyond(kl, limits.kl, test)
+    findings.append(_finding("kl", divergence, f"mean KL within {limits.kl:g} nats per token", "KL", len(pairs)))
+    return findings
+
+
+def _finding(gate: str, found: Estimate, threshold: str, what: str, positions: int) -> _Finding:
+    figures: dict[str, Figure] = {
+        "mean": found.mean,
+        "low": found.low,
+        "high": found.high,
+        "p": found.p,
+        "detectable": found.detectable,
+        "prompts": found.n,
+        "positions": positions,
+    }
+    return _Finding(gate, found.p, figures, threshold, f"{what} {found.mean:.3g} [{found.low:.3g}, {found.high:.3g}]")
+
+
+def _too_little(stage: Stage, what: str, limits: Limits) -> Verdict:
+    return Verdict(
+        stage=stage,
+        gate="statistics",
+        passed=False,
+        figures={},
+        threshold=f"{limits.prompts} prompts with probes in both samples, and acceptance lengths",
+        reason=what,
+    )
