@@ -68,7 +68,13 @@ def server(**changes: Any) -> Iterator[None]:
         yield
 
 
-def make_runner(requests: int, arch: AttentionArch = AttentionArch.MLA, draft: bool = False, **layer: Any) -> Runner:
+def make_runner(
+    requests: int,
+    arch: AttentionArch = AttentionArch.MLA,
+    draft: bool = False,
+    speculative: bool = True,
+    **layer: Any,
+) -> Runner:
     dtype = torch.float32
     config = SimpleNamespace(architectures=["DeepseekV3ForCausalLM"])
     config.get_text_config = lambda: config
@@ -114,7 +120,7 @@ def make_runner(requests: int, arch: AttentionArch = AttentionArch.MLA, draft: b
         page_size=1,
         sliding_window_size=None,
         is_draft_worker=draft,
-        spec_algorithm=SpeculativeAlgorithm.EAGLE,
+        spec_algorithm=SpeculativeAlgorithm.EAGLE if speculative else SpeculativeAlgorithm.NONE,
         use_mla_backend=True,
         model_config=model,
         model=OneLayer(**layer),
@@ -125,33 +131,63 @@ def make_runner(requests: int, arch: AttentionArch = AttentionArch.MLA, draft: b
     )
 
 
-def verify_batch(runner: Runner, prefixes: Sequence[int]) -> ForwardBatch:
-    """Fill the pool with random rows; place prefixes and drafts in scattered slots; a tree mask per request."""
+def _place(runner: Runner, prefixes: Sequence[int], drafts: int) -> torch.Tensor:
+    """Fill the pool with random rows; give each request scattered slots for its prefix and ``drafts`` new rows."""
     generator = torch.Generator().manual_seed(sum(prefixes))
     buffer = runner.token_to_kv_pool.kv_buffer[0]
     buffer.copy_(torch.randn(buffer.shape, generator=generator))
     allocator, table = runner.token_to_kv_pool_allocator, runner.req_to_token_pool.req_to_token
     allocator.free_pages = allocator.free_pages[torch.randperm(allocator.available_size(), generator=generator)]
-    drafts = []
+    slots = []
     for row, prefix in enumerate(prefixes, start=1):  # row 0 pads
         table[row, :prefix] = allocator.alloc(prefix).to(torch.int32)
-        drafts.append(allocator.alloc(NODES))
-        table[row, prefix : prefix + NODES] = drafts[-1].to(torch.int32)
-    # the prefix part of a mask is never read: leave it false
-    mask = [torch.cat([torch.zeros(NODES, p, dtype=torch.bool), tree_mask()], 1).flatten() for p in prefixes]
-    lengths = torch.tensor(prefixes)
-    depth = tree_mask().sum(1) - 1
-    batch = ForwardBatch(
-        forward_mode=ForwardMode.TARGET_VERIFY,
+        slots.append(allocator.alloc(drafts))
+        table[row, prefix : prefix + drafts] = slots[-1].to(torch.int32)
+    return torch.cat(slots)
+
+
+def _batch(runner: Runner, mode: ForwardMode, prefixes: Sequence[int], new: int, lengths: torch.Tensor) -> ForwardBatch:
+    """A batch of ``new`` rows per request; ``lengths`` is what SGLang calls ``seq_lens`` in this mode."""
+    slots, tokens = _place(runner, prefixes, new), len(prefixes) * new
+    return ForwardBatch(
+        forward_mode=mode,
         batch_size=len(prefixes),
-        input_ids=torch.arange(len(prefixes) * NODES),
+        input_ids=torch.arange(tokens),
         req_pool_indices=torch.arange(1, len(prefixes) + 1),
         seq_lens=lengths,
         seq_lens_cpu=lengths,
-        seq_lens_sum=sum(prefixes),
-        out_cache_loc=torch.cat(drafts),
-        positions=(lengths[:, None] + depth).flatten(),
+        seq_lens_sum=int(lengths.sum()),
+        out_cache_loc=slots,
+        positions=torch.zeros(tokens, dtype=torch.int64),
     )
+
+
+def decode_batch(runner: Runner, prefixes: Sequence[int]) -> ForwardBatch:
+    """One new token per request; ``seq_lens`` counts it."""
+    batch = _batch(runner, ForwardMode.DECODE, prefixes, 1, torch.tensor(prefixes) + 1)
+    runner.kv_index_translator.bind_own_plan(batch)
+    return batch
+
+
+def extend_batch(runner: Runner, prefixes: Sequence[int]) -> ForwardBatch:
+    """A draft's extend over the nodes that were just verified, a chain; ``seq_lens`` counts them."""
+    batch = _batch(runner, ForwardMode.DRAFT_EXTEND_V2, prefixes, NODES, torch.tensor(prefixes) + NODES)
+    batch.extend_prefix_lens = torch.tensor(prefixes)
+    batch.extend_prefix_lens_cpu = list(prefixes)
+    batch.extend_seq_lens = torch.full((len(prefixes),), NODES)
+    batch.extend_seq_lens_cpu = [NODES] * len(prefixes)
+    batch.extend_num_tokens = len(prefixes) * NODES
+    runner.kv_index_translator.bind_own_plan(batch)
+    return batch
+
+
+def verify_batch(runner: Runner, prefixes: Sequence[int]) -> ForwardBatch:
+    """A tree per request."""
+    # the prefix part of a mask is never read: leave it false
+    mask = [torch.cat([torch.zeros(NODES, p, dtype=torch.bool), tree_mask()], 1).flatten() for p in prefixes]
+    lengths = torch.tensor(prefixes)
+    batch = _batch(runner, ForwardMode.TARGET_VERIFY, prefixes, NODES, lengths)
+    batch.positions = (lengths[:, None] + tree_mask().sum(1) - 1).flatten()
     batch.spec_info = EagleVerifyInput(
         draft_token=batch.input_ids,
         custom_mask=torch.cat(mask),
@@ -171,10 +207,10 @@ def verify_batch(runner: Runner, prefixes: Sequence[int]) -> ForwardBatch:
     return batch
 
 
-def verify(backend: Any, runner: Runner, batch: ForwardBatch, prepared: bool = False) -> torch.Tensor:
+def run(backend: Any, runner: Runner, batch: ForwardBatch, prepared: bool = False) -> torch.Tensor:
     """Run the layer of the model on fixed random inputs."""
     generator = torch.Generator().manual_seed(9)
-    tokens = batch.batch_size * NODES
+    tokens = len(batch.out_cache_loc)
     q = torch.randn(tokens, HEADS, 576, generator=generator)
     k = torch.randn(tokens, 1, 576, generator=generator)
     with torch.no_grad(), forward_context(ForwardContext(attn_backend=backend)):
@@ -182,5 +218,5 @@ def verify(backend: Any, runner: Runner, batch: ForwardBatch, prepared: bool = F
             backend.init_forward_metadata(batch)
         out: torch.Tensor = runner.model.attention(q, k, k[..., :512], batch, save_kv_cache=True)
     live = batch.out_cache_loc != 0
-    assert torch.equal(runner.token_to_kv_pool.kv_buffer[0][batch.out_cache_loc[live]], k[live]), "drafts not stored"
+    assert torch.equal(runner.token_to_kv_pool.kv_buffer[0][batch.out_cache_loc[live]], k[live]), "rows not stored"
     return out.view(tokens, HEADS, 512)

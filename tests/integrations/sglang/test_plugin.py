@@ -10,11 +10,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fakes import FakeParent, make_backend
+import torch
+from fakes import HEADS, NODES, FakeParent, call, make_backend
 
+from treeverify.control.schema import PluginState
 from treeverify.env import VerifyMode
 from treeverify.errors import ConfigError
-from treeverify.integrations.sglang import compat, names, plugin, probe
+from treeverify.integrations.sglang import compat, hooks, modes, names, plugin, probe
 
 TARGET, DRAFT = SimpleNamespace(is_draft_worker=False), SimpleNamespace(is_draft_worker=True)
 
@@ -25,10 +27,12 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     seen: dict[str, Any] = {}
     monkeypatch.setattr(plugin, "_failure", None)
     monkeypatch.setattr(probe, "_served", [])
+    monkeypatch.setattr(modes, "_current", None)
+    monkeypatch.delenv("KDTREE_VERIFY_ALLOW", raising=False)
     monkeypatch.setattr(compat, "check_registration", lambda: None)
     monkeypatch.setattr(compat, "check", lambda: None)
     monkeypatch.setattr(compat, "register", lambda factory: seen.update(factory=factory))
-    monkeypatch.setattr(compat, "install_hooks", lambda report: seen.update(report=report))
+    monkeypatch.setattr(hooks, "install", lambda providers: seen.update(providers=providers))
     monkeypatch.setattr(compat, "stock_backend", lambda runner: "stock")
     monkeypatch.setattr(compat, "stock_class", lambda: FakeParent)
     return seen
@@ -38,7 +42,36 @@ def test_off_is_sglangs_own_backend(registered: dict[str, Any], monkeypatch: pyt
     monkeypatch.delenv("KDTREE_VERIFY", raising=False)
     plugin.activate()
     assert registered["factory"](TARGET) == "stock"
-    assert registered["report"]()["mode"] == "off"
+    assert registered["providers"].draft(DRAFT) is None
+    state = registered["providers"].rank(3)
+    assert (state.rank, state.mode, state.allowed, state.backends) == (3, VerifyMode.OFF, [VerifyMode.OFF], [])
+
+
+@pytest.mark.parametrize("start", ["off", "on"])
+def test_a_server_that_may_switch_gets_our_class_in_every_mode(
+    registered: dict[str, Any], monkeypatch: pytest.MonkeyPatch, start: str
+) -> None:
+    monkeypatch.setenv("KDTREE_VERIFY", start)
+    monkeypatch.setenv("KDTREE_VERIFY_ALLOW", "off,on")
+    monkeypatch.setattr(FakeParent, "__init__", lambda self, runner: None)
+    monkeypatch.setattr(compat, "refusals", lambda backend, runner, switched: iter(() if switched else ("no",)))
+    monkeypatch.setattr(compat, "facts", lambda backend, runner: make_backend(VerifyMode.ON).verifier.facts)
+    monkeypatch.setattr(compat, "kv_dtype", lambda backend: torch.float32)
+    plugin.activate()
+    backend = registered["factory"](TARGET)
+    assert isinstance(backend, FakeParent)
+    assert (backend.draft, backend.verifier.switch.mode) == (False, start)
+    assert len(registered["providers"].rank(0).backends) == 1
+
+
+def test_a_draft_that_cannot_be_served_stays_with_triton_and_says_why(
+    registered: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("KDTREE_VERIFY", "on")
+    monkeypatch.setattr(FakeParent, "__init__", lambda self, runner: None)
+    monkeypatch.setattr(compat, "refusals", lambda backend, runner, switched: iter(["the model's attention is GQA"]))
+    assert plugin.create_draft(DRAFT) is None
+    assert "the draft stays with Triton: the model's attention is GQA" in caplog.text
 
 
 @pytest.mark.parametrize("mode", ["off", "validate", "on"])
@@ -54,6 +87,17 @@ def test_a_bad_mode_stops_the_server(registered: dict[str, Any], monkeypatch: py
     monkeypatch.setenv("KDTREE_VERIFY", "yes")
     plugin.activate()
     with pytest.raises(ConfigError, match="expected one of off, validate, on; got 'yes'"):
+        registered["factory"](TARGET)
+
+
+@pytest.mark.parametrize("allowed", ["on", "off,yes", ""])
+def test_a_bad_list_of_modes_stops_the_server(
+    registered: dict[str, Any], monkeypatch: pytest.MonkeyPatch, allowed: str
+) -> None:
+    monkeypatch.setenv("KDTREE_VERIFY", "off")
+    monkeypatch.setenv("KDTREE_VERIFY_ALLOW", allowed)
+    plugin.activate()
+    with pytest.raises(ConfigError, match="KDTREE_VERIFY_ALLOW: expected"):
         registered["factory"](TARGET)
 
 
@@ -74,18 +118,27 @@ def test_a_server_that_cannot_be_served_is_refused_with_all_reasons(
     registered: dict[str, Any], monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     monkeypatch.setenv("KDTREE_VERIFY", mode)
-    monkeypatch.setattr(compat, "refusals", lambda backend, runner: iter(["first reason", "second reason"]))
+    monkeypatch.setattr(compat, "refusals", lambda *_, **__: iter(["first reason", "second reason"]))
     monkeypatch.setattr(FakeParent, "__init__", lambda self, runner: None)
     plugin.activate()
     with pytest.raises(ConfigError, match=f"KDTREE_VERIFY={mode}.*first reason; second reason"):
         registered["factory"](TARGET)
 
 
-def test_report_is_made_of_plain_values(registered: dict[str, Any]) -> None:
-    probe.add(make_backend(VerifyMode.VALIDATE).verifier)
-    report = probe.report()
-    assert (report["mode"], report["backends"][0]["kernel"]) == ("validate", "split_kv")
+def test_the_report_is_the_schema_as_plain_values(registered: dict[str, Any]) -> None:
+    backend = make_backend(VerifyMode.VALIDATE)
+    call(backend)
+    probe.add(backend.verifier)
+    modes._current = backend.verifier.switch
+    report = probe.server([probe.rank(0), probe.rank(1)])
     assert json.loads(json.dumps(report)) == report
+    state = PluginState.model_validate_json(json.dumps(report))
+    assert [rank.rank for rank in state.ranks] == [0, 1]
+    (served,) = state.ranks[0].backends
+    assert served.kernel == "split_kv"
+    assert served.served["validate"].rows == served.layers[0].rows == 2 * NODES * HEADS
+    assert [shape.modes for shape in served.shapes] == [["validate"]]
+    assert state.engine.startswith("sglang ")
 
 
 def test_names_say_what_was_expected_and_found() -> None:

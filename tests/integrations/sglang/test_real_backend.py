@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,8 +22,10 @@ import live_stub as live  # noqa: E402
 from sglang.srt.configs.model_config import AttentionArch  # noqa: E402
 from sglang.srt.layers.attention import attention_registry, triton_backend  # noqa: E402
 
+from treeverify.control.schema import PluginState  # noqa: E402
+from treeverify.env import VerifyMode  # noqa: E402
 from treeverify.errors import ConfigError  # noqa: E402
-from treeverify.integrations.sglang import compat, names, plugin, probe  # noqa: E402
+from treeverify.integrations.sglang import calls, compat, hooks, modes, names, plugin, probe  # noqa: E402
 
 BOUND = 1e-5
 """Both sides are float32 here: sums of at most 128 rows of magnitude 1."""
@@ -29,17 +34,26 @@ BOUND = 1e-5
 @pytest.fixture(autouse=True)
 def activated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "_served", [])
+    monkeypatch.setattr(modes, "_current", None)
+    monkeypatch.delenv("KDTREE_VERIFY_ALLOW", raising=False)
     plugin.activate()
+
+
+def start(monkeypatch: pytest.MonkeyPatch, mode: str, *others: str) -> None:
+    """Let the next backend be that of a process started in ``mode``, which may switch to ``others``."""
+    monkeypatch.setattr(modes, "_current", None)
+    monkeypatch.setenv("KDTREE_VERIFY", mode)
+    monkeypatch.setenv("KDTREE_VERIFY_ALLOW", ",".join((mode, *others)))
 
 
 def serve(
     monkeypatch: pytest.MonkeyPatch, mode: str, prefixes: Sequence[int] = (21, 5, 64), **options: Any
 ) -> tuple[Any, torch.Tensor]:
-    monkeypatch.setenv("KDTREE_VERIFY", mode)
+    start(monkeypatch, mode)
     with live.server():
         runner = live.make_runner(len(prefixes), **options)
         backend = attention_registry.ATTENTION_BACKENDS["treeverify"](runner)
-        return backend, live.verify(backend, runner, live.verify_batch(runner, prefixes))
+        return backend, live.run(backend, runner, live.verify_batch(runner, prefixes))
 
 
 def test_every_name_and_signature_is_as_expected() -> None:
@@ -51,8 +65,9 @@ def test_every_name_and_signature_is_as_expected_in_0_5_17() -> None:
     oldest = Path(sys.prefix) / "sglang-0.5.17"
     assert oldest.is_dir(), "scripts/sglang_cpu_env.sh installs it there"
     code = """
-from treeverify.integrations.sglang import compat, plugin, probe
-plugin.activate(); compat.check(); compat.install_hooks(probe.report); compat.check(); print(compat.version())
+from treeverify.integrations.sglang import compat, hooks, plugin, probe
+plugin.activate(); compat.check(); hooks.install(hooks.Providers(probe.rank, probe.server, plugin.create_draft))
+compat.check(); print(compat.version())
 """
     environment = os.environ | {"PYTHONPATH": str(oldest)}
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
@@ -69,12 +84,13 @@ def test_outputs_agree_in_all_modes(monkeypatch: pytest.MonkeyPatch, prefixes: t
     assert (on - off).abs().max() < BOUND
     assert not torch.equal(on, off)  # it is another kernel indeed
     assert isinstance(ours, triton_backend.TritonAttnBackend)
-    validated, served = probe.report()["backends"]
-    (figures,) = validated["layers"]
-    assert figures["rows"] == len(prefixes) * live.NODES * live.HEADS
-    assert figures["max_abs"] < BOUND
-    assert figures["mismatched_rows"] == 0
-    assert served["left_to_parent"] == validated["left_to_parent"] == {}
+    validated, served = probe.rank(0).backends
+    (figures,) = validated.layers
+    assert figures.rows == len(prefixes) * live.NODES * live.HEADS
+    assert figures.max_abs < BOUND
+    assert figures.mismatched_rows == 0
+    assert served.served["on"].rows == figures.rows
+    assert served.left_to_parent == validated.left_to_parent == {}
 
 
 def test_on_computes_nothing_in_triton(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,18 +104,18 @@ def test_on_computes_nothing_in_triton(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_validate_catches_a_dropped_mask(monkeypatch: pytest.MonkeyPatch) -> None:
-    stock = compat.verify_call
-    monkeypatch.setattr(compat, "verify_call", lambda *a: stock(*a)._replace(mask=None, mask_indptr=None))
+    stock = calls.extend_call
+    monkeypatch.setattr(calls, "extend_call", lambda *a: stock(*a)._replace(mask=None, mask_indptr=None))
     serve(monkeypatch, "validate")
-    (backend,) = probe.report()["backends"]
-    assert backend["layers"][0]["max_row_ulp"] > 8
+    (backend,) = probe.rank(0).backends
+    assert backend.layers[0].max_row_ulp > 8
 
 
 def test_graph_metadata_with_padded_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     """The buffers that a CUDA graph reads: captured for 4 requests, replayed with 2; no graph on a CPU."""
     results = {}
     for mode in ("off", "validate", "on"):
-        monkeypatch.setenv("KDTREE_VERIFY", mode)
+        start(monkeypatch, mode)
         with live.server():
             runner = live.make_runner(4)
             backend = attention_registry.ATTENTION_BACKENDS["treeverify"](runner)
@@ -117,19 +133,19 @@ def test_graph_metadata_with_padded_requests(monkeypatch: pytest.MonkeyPatch) ->
             runner.kv_index_translator.bind_own_plan(batch)
             backend.init_forward_metadata_out_graph(batch)
             assert backend.forward_metadata.custom_mask.dtype is torch.uint8
-            results[mode] = live.verify(backend, runner, batch, prepared=True)
+            results[mode] = live.run(backend, runner, batch, prepared=True)
     tokens = 2 * live.NODES
     assert torch.equal(results["validate"], results["off"])
     assert (results["on"] - results["off"])[:tokens].abs().max() < BOUND
     assert results["on"].isfinite().all()
-    validated, _ = probe.report()["backends"]
-    (figures,) = validated["layers"]
-    assert figures["rows"] == tokens * live.HEADS  # padding is not counted
-    assert figures["max_abs"] < BOUND
+    validated, _ = probe.rank(0).backends
+    (figures,) = validated.layers
+    assert figures.rows == tokens * live.HEADS  # padding is not counted
+    assert figures.max_abs < BOUND
 
 
 def test_a_draft_runner_gets_the_stock_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KDTREE_VERIFY", "on")
+    start(monkeypatch, "on")
     with live.server():
         backend = attention_registry.ATTENTION_BACKENDS["treeverify"](live.make_runner(1, draft=True))
     assert type(backend) is triton_backend.TritonAttnBackend
@@ -147,7 +163,7 @@ def test_a_draft_runner_gets_the_stock_backend(monkeypatch: pytest.MonkeyPatch) 
 def test_what_is_not_computed_is_refused_at_the_start(
     monkeypatch: pytest.MonkeyPatch, mode: str, options: dict[str, Any], reason: str
 ) -> None:
-    with pytest.raises(ConfigError, match=f"KDTREE_VERIFY={mode}.*{reason}"):
+    with pytest.raises(ConfigError, match=f"KDTREE_VERIFY={mode}, modes allowed: {mode}: .*{reason}"):
         serve(monkeypatch, mode, **options)
 
 
@@ -176,27 +192,140 @@ def test_dflash_builds_no_mask_for_ours_as_for_the_parent(monkeypatch: pytest.Mo
     assert resolve_dflash_verify_mask_policy(ours)[1] is resolve_dflash_verify_mask_policy(stock)[1] is False
 
 
-def test_draft_backends_of_our_name_are_tritons() -> None:
+def _install() -> None:
+    hooks.install(hooks.Providers(probe.rank, probe.server, plugin.create_draft))
+
+
+def test_draft_backends_of_our_name_are_ours_for_extend_and_tritons_for_decode(monkeypatch: pytest.MonkeyPatch) -> None:
     from sglang.srt.speculative.draft_utils import DraftBackendFactory
 
-    compat.install_hooks(dict)
-    seen = {}
-    maker = object.__new__(DraftBackendFactory)
-    maker.draft_attn_backend = "treeverify"
-    entry = lambda: seen.setdefault("made", ("triton", None))  # noqa: E731
+    start(monkeypatch, "off", "on")
+    _install()
     with live.server():
-        maker._create_backend("decode_attention_backend", {"triton": entry}, "no {backend_type}")
-    assert seen == {"made": ("triton", None)}
+        runner = live.make_runner(3, draft=True)
+        runner.draft_attention_backend = "treeverify"
+        maker = DraftBackendFactory(runner, topk=4, speculative_num_steps=4)
+        made = lambda name, make: maker._create_backend(name, {"triton": make}, "no {backend_type}")  # noqa: E731
+        assert made("decode_attention_backend", lambda: ("triton", None)) is None
+        extend = made("prefill_attention_backend", maker._create_triton_prefill_backend)
+    assert isinstance(extend, triton_backend.TritonAttnBackend)
+    assert (type(extend).__name__, extend.draft) == (compat.CLASS_NAME, True)
+    assert extend.verifier.switch is modes.current()
 
 
-def test_the_servers_info_carries_the_report() -> None:
-    from types import SimpleNamespace
+def test_a_draft_extend_is_ours_as_a_chain(monkeypatch: pytest.MonkeyPatch) -> None:
+    results = {}
+    for mode in ("off", "validate", "on"):
+        start(monkeypatch, "off", "validate", "on")
+        modes.current().mode = VerifyMode(mode)
+        with live.server():
+            runner = live.make_runner(3, draft=True)
+            backend = plugin.create_draft(runner)
+            results[mode] = live.run(backend, runner, live.extend_batch(runner, (21, 5, 64)))
+    assert torch.equal(results["validate"], results["off"])
+    assert (results["on"] - results["off"]).abs().max() < BOUND
+    assert not torch.equal(results["on"], results["off"])
+    states = [backend.served for backend in probe.rank(0).backends]
+    assert [[served[mode].calls for mode in ("off", "validate", "on")] for served in states] == [
+        [1, 0, 0],
+        [0, 1, 0],
+        [0, 0, 1],
+    ]
 
+
+@pytest.mark.parametrize("prefixes", [(21, 5, 64), (1,)])
+def test_a_decode_call_is_ours_without_a_draft_row(monkeypatch: pytest.MonkeyPatch, prefixes: tuple[int, ...]) -> None:
+    results = {}
+    for mode in ("off", "validate", "on"):
+        start(monkeypatch, mode, *({"off", "on"} - {mode}))
+        with live.server(speculative_algorithm=None, speculative_num_draft_tokens=None):
+            runner = live.make_runner(len(prefixes), speculative=False)
+            backend = attention_registry.ATTENTION_BACKENDS["treeverify"](runner)
+            results[mode] = live.run(backend, runner, live.decode_batch(runner, prefixes))
+    assert torch.equal(results["validate"], results["off"])
+    assert (results["on"] - results["off"]).abs().max() < BOUND
+    assert not torch.equal(results["on"], results["off"])
+    _, validated, _ = probe.rank(0).backends
+    assert validated.layers[0].rows == len(prefixes) * live.HEADS
+    assert validated.layers[0].max_abs < BOUND
+
+
+def test_a_plugin_algorithm_without_a_verify_input_is_refused_at_the_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang's own function for the captured verify input, asked for an algorithm that is a plugin."""
+    from sglang.srt.speculative.spec_info import create_dummy_verify_input
+    from sglang.srt.speculative.spec_registry import CustomSpecAlgo
+
+    start(monkeypatch, "off", "on")
+    with live.server():
+        runner = live.make_runner(4)
+        backend = attention_registry.ATTENTION_BACKENDS["treeverify"](runner)
+        backend.init_cuda_graph_state(4, 4 * live.NODES)
+        mask = backend.verify_mask.buffer[: 4 * live.NODES * (1 + live.NODES)]
+        batch = live.verify_batch(runner, (1,) * 4)
+        batch.spec_info = create_dummy_verify_input(runner.spec_algorithm, mask, live.NODES, False)
+        backend.init_forward_metadata_out_graph(batch, in_capture=True)  # built in: it has a mask
+        batch.spec_info = create_dummy_verify_input(CustomSpecAlgo("X", None), mask, live.NODES, False)
+        assert batch.spec_info is None
+        with pytest.raises(ConfigError, match=r"get_spec_info and spec_info\.create_dummy_verify_input"):
+            backend.init_forward_metadata_out_graph(batch, in_capture=True)
+
+
+def test_the_modes_have_graphs_of_their_own_in_sglangs_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang's full-graph backend with a stand-in for the CUDA graph: what the capture returns is what it replays."""
+    from sglang.srt.model_executor.runner.shape_key import ShapeKey
+    from sglang.srt.model_executor.runner_backend import full_cuda_graph_backend as full
+
+    start(monkeypatch, "off", "on")
+    _install()
+    nothing = contextlib.nullcontext
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: None, reset=lambda: None))
+    for name in ("graph_pool_capture_scope", "graph_pool_replay_scope"):
+        monkeypatch.setattr(full, name, nothing)
+    graph = object.__new__(full.FullCudaGraphBackend)
+    graph.__dict__ |= {
+        "_graphs": {},
+        "_outputs": {},
+        "_pool": None,
+        "_capture_stream": None,
+        "_memory_saver_adapter": None,
+        "_reuse_output_buffer": False,
+        "_cuda_graph_runner": None,
+        "_tp_group": SimpleNamespace(barrier=lambda: None),
+        "_precarve": SimpleNamespace(measure=nothing, mint=lambda: None),
+        "_device_module": SimpleNamespace(synchronize=lambda: None, graph=lambda **_: nothing()),
+    }
+    switch = modes.current()
+    graph.capture_one(ShapeKey(size=8), lambda: switch.ask(graph))
+    graph.served_off = lambda batch: None
+    assert set(graph._graphs) == {ShapeKey(size=8), ShapeKey(size=8, variant_label="@on")}
+    assert graph.replay(ShapeKey(size=8), None) == "off"
+    switch.change(VerifyMode.ON, 1)
+    assert graph.replay(ShapeKey(size=8), None) == "on"
+
+
+def test_the_servers_info_carries_the_report_and_the_switch_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch.distributed as dist
+    from sglang.srt.managers.io_struct import SetInternalStateReq
     from sglang.srt.managers.scheduler import Scheduler
 
-    compat.install_hooks(probe.report)
+    start(monkeypatch, "off", "on")
+    _install()
+    group = object()
+    monkeypatch.setattr(dist, "get_world_size", lambda _: 1)
+    monkeypatch.setattr(dist, "get_rank", lambda _: 0)
+    monkeypatch.setattr(dist, "all_gather_object", lambda into, value, group: into.__setitem__(0, value))
     scheduler = SimpleNamespace(
-        internal_state=SimpleNamespace(get_internal_state=lambda _: SimpleNamespace(internal_state={}))
+        forward_ct=7,
+        server_args=SimpleNamespace(),
+        tp_cpu_group=group,
+        internal_state=SimpleNamespace(get_internal_state=lambda _: SimpleNamespace(internal_state={})),
     )
-    answer = Scheduler.get_internal_state(scheduler, None)
-    assert answer.internal_state["treeverify"]["sglang"] == "0.5.23"
+    request = SetInternalStateReq(server_args={"treeverify_mode": 2})
+    assert Scheduler.set_internal_state(scheduler, request).updated is True
+    answer = Scheduler.get_internal_state(scheduler, None).internal_state["treeverify"]
+    state = PluginState.model_validate_json(json.dumps(answer))
+    assert state.engine == "sglang 0.5.23"
+    assert (state.ranks[0].mode, state.ranks[0].switches, state.ranks[0].switched_at) == (VerifyMode.ON, 1, 7)
+    request = SetInternalStateReq(server_args={"treeverify_mode": 1})
+    assert Scheduler.set_internal_state(scheduler, request).updated is False
+    assert modes.current().mode is VerifyMode.ON

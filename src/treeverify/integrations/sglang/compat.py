@@ -1,8 +1,9 @@
-"""The only file that names SGLang's internals; every name and signature is checked before it is used.
+"""Names and signatures of SGLang, checked before any is used; what a server is set up for, read and judged.
 
 SGLang logs what a plugin raises and goes on without it. So nothing here is trusted to have happened: ``check`` is run
 again by the backend factory, where an exception stops the server. An error names what was looked for, what was
-expected and what was found. SGLang is imported inside functions only.
+expected and what was found. SGLang is imported inside functions only. ``calls`` reads SGLang's tensors, ``hooks``
+replaces its functions; what both touch is listed here.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from treeverify.integrations.sglang.names import check_parameters, find, mismatch, read, version
+from treeverify.integrations.sglang.calls import WRITE_LOC, layer_option
+from treeverify.integrations.sglang.names import check_assigned, check_parameters, find, mismatch, read, version
 from treeverify.ops.tree_attention.contract import CUDA_LIMITS, LATENT, ROPE, ROW
 
 BACKEND = "treeverify"
@@ -23,10 +25,14 @@ OLDEST, NEWEST = (0, 5, 17), (0, 5, 23)
 
 _REGISTRY = "sglang.srt.layers.attention.attention_registry"
 _TRITON = "sglang.srt.layers.attention.triton_backend"
-_DFLASH = "sglang.srt.speculative.dflash_utils"
-_DRAFT_FACTORY = "sglang.srt.speculative.draft_utils.DraftBackendFactory"
-_SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
-_WRITE_LOC = "sglang.srt.mem_cache.memory_pool.KVWriteLoc"
+DFLASH = "sglang.srt.speculative.dflash_utils"
+DRAFT_FACTORY = "sglang.srt.speculative.draft_utils.DraftBackendFactory"
+SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
+_CONTEXT = "sglang.srt.runtime_context"
+_GRAPH_BACKENDS = "sglang.srt.model_executor.runner_backend"
+FULL_GRAPHS = f"{_GRAPH_BACKENDS}.full_cuda_graph_backend.FullCudaGraphBackend"
+BREAKABLE_GRAPHS = f"{_GRAPH_BACKENDS}.breakable_cuda_graph_backend.BreakableCudaGraphBackend"
+SWITCH_REPLY = "sglang.srt.managers.io_struct.SetInternalStateReqOutput"
 _LAYER = "sglang.srt.layers.radix_attention.RadixAttention"
 
 _PARAMETERS: Mapping[str, str] = {
@@ -34,11 +40,20 @@ _PARAMETERS: Mapping[str, str] = {
     "sglang.srt.server_args.add_attention_backend_choices": "choices|iterable",
     f"{_TRITON}.TritonAttnBackend.__init__": "self model_runner skip_prefill kv_indptr_buf",
     f"{_TRITON}.TritonAttnBackend.forward_extend": "self q k v layer forward_batch save_kv_cache",
+    f"{_TRITON}.TritonAttnBackend.forward_decode": "self q k v layer forward_batch save_kv_cache",
+    f"{_TRITON}.TritonAttnBackend.init_forward_metadata_out_graph": "self forward_batch in_capture",
     f"{_TRITON}.TritonAttnBackend.init_cuda_graph_state": "self max_bs max_num_tokens",
     f"{_TRITON}.TritonAttnBackend._set_kv_buffer": "self forward_batch layer loc_info k v",
-    f"{_DFLASH}.resolve_dflash_verify_mask_policy": "attn_backend",
-    f"{_DRAFT_FACTORY}._create_backend": "self backend_name backend_map error_template",
-    f"{_SCHEDULER}.get_internal_state": "self recv_req",
+    f"{DFLASH}.resolve_dflash_verify_mask_policy": "attn_backend",
+    f"{DRAFT_FACTORY}._create_backend": "self backend_name backend_map error_template",
+    f"{DRAFT_FACTORY}._create_triton_prefill_backend": "self",
+    f"{SCHEDULER}.get_internal_state": "self recv_req",
+    f"{SCHEDULER}.set_internal_state": "self recv_req",
+    SWITCH_REPLY: "rid http_worker_ipc updated",
+    f"{FULL_GRAPHS}.capture_one": "self shape_key forward_fn",
+    f"{FULL_GRAPHS}.capture_session": "self stream",
+    f"{FULL_GRAPHS}.replay": "self shape_key static_forward_batch",
+    f"{BREAKABLE_GRAPHS}.capture_one": "self shape_key forward_fn",
     f"{_LAYER}.__init__": "self num_heads head_dim scaling num_kv_heads layer_id logit_cap v_head_dim "
     "sliding_window_size is_cross_attention",
 }
@@ -46,25 +61,9 @@ _PARAMETERS: Mapping[str, str] = {
 _AT_REGISTRATION = tuple(_PARAMETERS)[:2]
 _FIELDS: Mapping[str, str] = {
     f"{_TRITON}.ForwardMetadata": "max_extend_len kv_indptr kv_indices qo_indptr custom_mask mask_indptr",
-    _WRITE_LOC: "loc swa_loc full_loc",
+    f"{_GRAPH_BACKENDS[: _GRAPH_BACKENDS.rindex('.')]}.runner.shape_key.ShapeKey": "size variant_label",
+    WRITE_LOC: "loc swa_loc full_loc",
 }
-
-
-class Call(NamedTuple):
-    """The tensors of one verify call, as SGLang holds them: nothing is copied."""
-
-    q: torch.Tensor
-    draft_kv: torch.Tensor
-    kv_pool: torch.Tensor
-    kv_indptr: torch.Tensor
-    kv_indices: torch.Tensor
-    mask: torch.Tensor | None
-    mask_indptr: torch.Tensor | None
-    slots: torch.Tensor
-    """``[batch*nodes]``: where SGLang stores the draft rows; 0 marks the padding of a CUDA graph."""
-    nodes: int
-    scale: float
-    layer: int
 
 
 class Facts(NamedTuple):
@@ -91,16 +90,17 @@ def check() -> None:
     _check_version()
     for path in _PARAMETERS:
         check_parameters(path, _PARAMETERS[path])
+    check_assigned(SCHEDULER, "server_args tp_cpu_group attn_tp_cpu_group forward_ct")
     for path, names in _FIELDS.items():
         owner = find(path)
         found = {field.name for field in dataclasses.fields(owner)} if dataclasses.is_dataclass(owner) else set()
         for name in names.split():
             if name not in found:
                 raise mismatch(path, f"a field {name}", sorted(found))
-    known = getattr(import_module(_DFLASH), "_DFLASH_VERIFY_SKIP_CUSTOM_MASK_BACKENDS", None)
+    known = getattr(import_module(DFLASH), "_DFLASH_VERIFY_SKIP_CUSTOM_MASK_BACKENDS", None)
     if not isinstance(known, frozenset) or "TritonAttnBackend" not in known:
         expected = "a frozenset that holds TritonAttnBackend"
-        raise mismatch(f"{_DFLASH}._DFLASH_VERIFY_SKIP_CUSTOM_MASK_BACKENDS", expected, known)
+        raise mismatch(f"{DFLASH}._DFLASH_VERIFY_SKIP_CUSTOM_MASK_BACKENDS", expected, known)
 
 
 def register(factory: Callable[[Any], Any]) -> None:
@@ -110,15 +110,6 @@ def register(factory: Callable[[Any], Any]) -> None:
     if BACKEND not in registry.ATTENTION_BACKENDS:
         arguments.add_attention_backend_choices([BACKEND])
     registry.register_attention_backend(BACKEND)(factory)
-
-
-def install_hooks(report: Callable[[], dict[str, object]]) -> None:
-    """Make SGLang treat our class as its parent, and add ``report()`` to the server's info; once per process."""
-    dflash: Any = import_module(_DFLASH)
-    dflash._DFLASH_VERIFY_SKIP_CUSTOM_MASK_BACKENDS |= {CLASS_NAME}  # compared with type(backend).__name__
-    drafts = find(_DRAFT_FACTORY)
-    _wrap(drafts, "_create_backend", _drafts_stay_with_triton)
-    _wrap(find(_SCHEDULER), "get_internal_state", lambda stock: _with_report(stock, report))
 
 
 def stock_backend(runner: Any) -> Any:
@@ -137,8 +128,8 @@ def is_draft(runner: Any) -> bool:
     return bool(read(runner, "is_draft_worker"))
 
 
-def refusals(backend: Any, runner: Any) -> Iterator[str]:
-    """Yield what this server is set to do that ``tree_attention`` does not compute, one line each."""
+def refusals(backend: Any, runner: Any, switched: bool) -> Iterator[str]:
+    """Yield what this server is set to do that ours does not serve, one line each; ``switched``: live switches too."""
     if not read(backend, "use_mla"):
         yield "the model's attention is not MLA"
         return
@@ -151,9 +142,7 @@ def refusals(backend: Any, runner: Any) -> Iterator[str]:
     if pool.dtype not in ((torch.bfloat16, torch.float32) if cpu else CUDA_LIMITS.dtypes):
         yield f"KV cache dtype is {pool.dtype}, not torch.bfloat16 (--kv-cache-dtype)"
     nodes, heads = read(backend, "num_draft_tokens"), read(backend, "num_head")
-    if nodes is None:
-        yield "no speculative algorithm is set, so nothing is ever verified"
-    elif not 1 <= nodes <= (CUDA_LIMITS.max_nodes or nodes):
+    if nodes is not None and not 1 <= nodes <= (CUDA_LIMITS.max_nodes or nodes):
         yield f"{nodes} draft tokens, more than {CUDA_LIMITS.max_nodes}"
     if heads > (CUDA_LIMITS.max_heads or heads):
         yield f"{heads} heads per rank, more than {CUDA_LIMITS.max_heads}"
@@ -161,6 +150,8 @@ def refusals(backend: Any, runner: Any) -> Iterator[str]:
         yield "decode context parallelism (--dcp-size)"
     if read(backend, "enable_deterministic"):
         yield "--enable-deterministic-inference"
+    if switched and read(find(f"{_CONTEXT}.get_parallel")(), "pp_size") > 1:
+        yield "pipeline parallelism: its stages would not switch at one step; allow one mode"
     window = read(backend, "sliding_window_size")
     if window is not None and window > 0:
         yield f"sliding window of {window}"
@@ -178,7 +169,7 @@ def facts(backend: Any, runner: Any) -> Facts:
     numbers = [layer.layer_id for layer in _layers(runner)]
     first = min(numbers, default=read(pool, "start_layer"))
     last = max(numbers, default=first + read(pool, "layer_num") - 1)
-    heads, nodes = read(backend, "num_head"), read(backend, "num_draft_tokens")
+    heads, nodes = read(backend, "num_head"), read(backend, "num_draft_tokens") or 1
     return Facts(table.device, heads, nodes, table.shape[1], first, last + 1)
 
 
@@ -188,93 +179,12 @@ def kv_dtype(backend: Any) -> torch.dtype:
     return found
 
 
-def layer_option(layer: Any) -> str | None:
-    """Name the first option of an attention layer that ``tree_attention`` does not compute, None if there is none."""
-    if (layer.logit_cap or 0) > 0:
-        return f"logit cap {layer.logit_cap}"
-    if layer.sliding_window_size is not None and layer.sliding_window_size > -1:
-        return f"sliding window of {layer.sliding_window_size}"
-    if layer.is_cross_attention:
-        return "cross-attention"
-    if (getattr(layer, "xai_temperature_len", None) or -1) > 0:
-        return f"xai temperature length {layer.xai_temperature_len}"
-    if layer.k_scale is not None or layer.v_scale is not None:
-        return "scaled KV (k_scale, v_scale)"
-    return None
-
-
-def is_verify(batch: Any) -> bool:
-    """Tell whether ``batch`` is a target-verify call."""
-    return bool(batch.forward_mode.is_target_verify())
-
-
-def verify_call(backend: Any, q: torch.Tensor, k: torch.Tensor, layer: Any, batch: Any) -> Call:
-    """Gather the views of one verify call."""
-    metadata = backend.forward_metadata
-    mask = metadata.custom_mask
-    return Call(
-        q=q.view(-1, layer.tp_q_head_num, layer.qk_head_dim),
-        draft_kv=k,
-        kv_pool=backend.token_to_kv_pool.get_key_buffer(layer.layer_id),
-        kv_indptr=metadata.kv_indptr,
-        kv_indices=metadata.kv_indices,
-        mask=mask,
-        mask_indptr=None if mask is None else metadata.mask_indptr,
-        slots=batch.out_cache_loc,
-        nodes=metadata.max_extend_len,
-        scale=1.0 if layer.scaling is None else float(layer.scaling),
-        layer=layer.layer_id,
-    )
-
-
-def output(q: torch.Tensor, layer: Any, batch: Any) -> torch.Tensor:
-    """Return the tensor that the parent would fill: the caller's, or a new one."""
-    given: torch.Tensor | None = getattr(batch, "_attn_output", None)
-    return q.new_empty((q.shape[0], layer.tp_q_head_num * layer.v_head_dim)) if given is None else given
-
-
-def write_kv(backend: Any, batch: Any, layer: Any, k: torch.Tensor, v: torch.Tensor) -> None:
-    """Store the draft rows in the pool, as the parent does before it attends."""
-    place = find(_WRITE_LOC)
-    if hasattr(place, "for_batch"):  # 0.5.23: the batch says whether its slots are physical
-        where = place.for_batch(batch, swa_loc=backend.forward_metadata.swa_out_cache_loc)
-    else:
-        where = place(batch.out_cache_loc, backend.forward_metadata.swa_out_cache_loc)
-    backend._set_kv_buffer(batch, layer, where, k, v)
-
-
 def _layers(runner: Any) -> Iterator[Any]:
     """Yield the absorbed MLA layers of the loaded model: those that a verify call can come from."""
     kind, model = find(_LAYER), getattr(runner, "model", None)
     for module in model.modules() if isinstance(model, torch.nn.Module) else ():
         if isinstance(module, kind) and (module.qk_head_dim, module.v_head_dim) == (ROW, LATENT):
             yield module
-
-
-def _drafts_stay_with_triton(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """The factory of draft backends refuses names that it does not know: ours means Triton there."""
-
-    def create(factory: Any, backend_name: str, backend_map: dict[str, Any], *rest: Any, **options: Any) -> Any:
-        return stock(factory, backend_name, {**backend_map, BACKEND: backend_map["triton"]}, *rest, **options)
-
-    return create
-
-
-def _with_report(stock: Callable[..., Any], report: Callable[[], dict[str, object]]) -> Callable[..., Any]:
-    def get_internal_state(scheduler: Any, recv_req: Any) -> Any:
-        answer = stock(scheduler, recv_req)
-        answer.internal_state[BACKEND] = report()
-        return answer
-
-    return get_internal_state
-
-
-def _wrap(owner: Any, name: str, wrapper: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    stock = getattr(owner, name)
-    if not hasattr(stock, "treeverify_stock"):
-        wrapped = wrapper(stock)
-        wrapped.treeverify_stock = stock  # type: ignore[attr-defined]
-        setattr(owner, name, wrapped)
 
 
 def _check_version() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from importlib import import_module, metadata
 from typing import Any
 
@@ -51,3 +52,11 @@ def check_parameters(path: str, expected: str) -> None:
     found = list(inspect.signature(getattr(target, "treeverify_stock", target)).parameters)
     if len(found) < len(wanted) or any(a not in b.split("|") for a, b in zip(found, wanted, strict=False)):
         raise mismatch(path, f"parameters that begin with {', '.join(wanted)}", ", ".join(found) or "none")
+
+
+def check_assigned(path: str, names: str) -> None:
+    """Check that a class assigns attributes of these names to ``self``."""
+    source = inspect.getsource(find(path))
+    for name in names.split():
+        if not re.search(rf"\bself\.{name}\b.*=", source):
+            raise mismatch(f"{path}.{name}", "an assignment in the class", "none")

@@ -6,11 +6,12 @@ by the factory, which SGLang calls when it builds the model's attention and wher
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
-from treeverify.env import VerifyMode, verify_mode
 from treeverify.errors import ConfigError
 
+logger = logging.getLogger(__name__)
 _failure: Exception | None = None
 
 
@@ -18,6 +19,7 @@ def activate() -> None:
     """Register the backend and its name on the command line; touches no device and loads no kernel."""
     global _failure
     from treeverify.integrations.sglang import compat
+    from treeverify.integrations.sglang.ddtree import plugin as ddtree
 
     _failure = None
     try:
@@ -25,32 +27,59 @@ def activate() -> None:
     except ConfigError as error:
         _failure = error
     compat.register(create)
+    ddtree.register()
 
 
 def create(runner: Any) -> Any:
-    """Build the backend of one model runner: ours for the target in mode validate or on, else SGLang's Triton.
+    """Build the backend of one model runner: SGLang's Triton for a draft, or where ``off`` is all that is allowed.
 
     Raises ``ConfigError`` for a failed registration, a name of SGLang that is not as expected, a bad
-    ``KDTREE_VERIFY``, or a server set up for something that is not computed here; ``BuildError`` for a kernel that
-    cannot be built.
+    ``KDTREE_VERIFY`` or ``KDTREE_VERIFY_ALLOW``, or a server set up for something that is not served here;
+    ``BuildError`` for a kernel that cannot be built.
     """
     if _failure is not None:
         raise _failure
-    mode = verify_mode()
-    from treeverify.integrations.sglang import compat, probe
-    from treeverify.integrations.sglang.attention import Verifier, extend
+    from treeverify.integrations.sglang import compat, hooks, modes, probe
 
+    switch = modes.current()
     compat.check()
-    compat.install_hooks(probe.report)
-    if mode is VerifyMode.OFF or compat.is_draft(runner):
+    hooks.install(hooks.Providers(probe.rank, probe.server, create_draft))
+    if switch.stock or compat.is_draft(runner):
         return compat.stock_backend(runner)
-    backend = extend(compat.stock_class())(runner)
-    refused = list(compat.refusals(backend, runner))
+    backend, refused = _build(runner, draft=False)
     if refused:
+        allowed = ",".join(switch.allowed)
         raise ConfigError(
-            f"KDTREE_VERIFY={mode.value}: this server cannot be served by treeverify: {'; '.join(refused)}. "
-            "Unset KDTREE_VERIFY, or use --attention-backend triton"
+            f"KDTREE_VERIFY={switch.start.value}, modes allowed: {allowed}: this server cannot be served by "
+            f"treeverify: {'; '.join(refused)}. Unset both variables, or use --attention-backend triton"
         )
-    backend.verifier = Verifier(mode, compat.facts(backend, runner), compat.kv_dtype(backend))
-    probe.add(backend.verifier)
     return backend
+
+
+def create_draft(runner: Any) -> Any:
+    """Build the backend for a draft model's extend calls; None if Triton keeps them, which is logged with reasons."""
+    from treeverify.integrations.sglang import modes
+
+    if modes.current().stock:
+        return None
+    backend, refused = _build(runner, draft=True)
+    if refused:
+        logger.warning("treeverify: the draft stays with Triton: %s", "; ".join(refused))
+        return None
+    return backend
+
+
+def _build(runner: Any, draft: bool) -> tuple[Any, list[str]]:
+    """Return a backend and no refusals, or the refusals."""
+    from treeverify.integrations.sglang import compat, modes, probe
+    from treeverify.integrations.sglang.attention import Verifier
+    from treeverify.integrations.sglang.backend import extend
+
+    switch = modes.current()
+    backend = extend(compat.stock_class())(runner)
+    refused = list(compat.refusals(backend, runner, switched=len(switch.allowed) > 1))
+    if not refused:
+        backend.draft = draft
+        backend.verifier = Verifier(switch, compat.facts(backend, runner), compat.kv_dtype(backend))
+        probe.add(backend.verifier)
+    return backend, refused

@@ -1,10 +1,14 @@
-"""What this process serves, as plain values: part of the server's info under the key ``treeverify``."""
+"""What this process serves, in the form of ``control.schema``: part of the server's info under ``treeverify``."""
 
 from __future__ import annotations
 
+import os
+
 import treeverify
-from treeverify.integrations.sglang import names
+from treeverify.control.schema import BackendState, LayerCounts, ModeCounts, PluginState, RankState, Shape
+from treeverify.integrations.sglang import modes, names
 from treeverify.integrations.sglang.attention import Verifier
+from treeverify.integrations.sglang.counters import BOUND_ULP
 
 _served: list[Verifier] = []
 
@@ -14,29 +18,45 @@ def add(verifier: Verifier) -> None:
     _served.append(verifier)
 
 
-def report() -> dict[str, object]:
-    """Return version, mode and what each backend of this process has counted. Waits for the device.
+def rank(number: int) -> RankState:
+    """Return mode, switches and counts of this process, rank ``number`` of its group. Waits for the device.
 
-    ``backends`` is empty in mode ``off``, where SGLang's own backend serves.
+    ``backends`` has the target's first, then a draft's; it is empty where SGLang's own backend serves.
     """
-    return {
-        "version": treeverify.__version__,
-        "sglang": names.version(),
-        "mode": _served[0].mode.value if _served else "off",
-        "backends": [_of(verifier) for verifier in _served],
-    }
+    switch = modes.current()
+    return RankState(
+        rank=number,
+        pid=os.getpid(),
+        mode=switch.mode,
+        allowed=list(switch.allowed),
+        switches=switch.switches,
+        switched_at=switch.switched_at,
+        backends=[_backend(verifier) for verifier in _served],
+    )
 
 
-def _of(verifier: Verifier) -> dict[str, object]:
-    layers = verifier.counters.read()
-    facts = verifier.facts
-    return {
-        "mode": verifier.mode.value,
-        "kernel": verifier.kernel,
-        "device": str(facts.device),
-        "heads": facts.heads,
-        "nodes": facts.nodes,
-        "shapes": [list(shape) for shape in sorted(verifier.shapes)],
-        "left_to_parent": dict(verifier.left_to_parent),
-        "layers": layers,
-    }
+def server(ranks: list[RankState]) -> dict[str, object]:
+    """Return the entry of one data-parallel group as plain values."""
+    state = PluginState(version=treeverify.__version__, engine=f"sglang {names.version()}", ranks=ranks)
+    return state.model_dump(mode="json")
+
+
+def _backend(verifier: Verifier) -> BackendState:
+    facts, figures = verifier.facts, verifier.counters.read()
+    served = {name: ModeCounts(**counts) for name, counts in figures["served"].items()}
+    return BackendState(
+        kernel=verifier.kernel,
+        device=str(facts.device),
+        heads=facts.heads,
+        nodes=facts.nodes,
+        bound_ulp=BOUND_ULP,
+        breaches=figures["breaches"],
+        dumps=0,
+        shapes=[
+            Shape(requests=requests, nodes=nodes, heads=heads, mask=mask, modes=sorted(seen))
+            for (requests, nodes, heads, mask), seen in sorted(verifier.shapes.items())
+        ],
+        left_to_parent=dict(verifier.left_to_parent),
+        served=served | {"off": verifier.off},
+        layers=[LayerCounts(**layer) for layer in figures["layers"]],
+    )
