@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from treeverify.control.schema import RankState
+
 LAYER: dict[str, Any] = {
     "layer": 0,
     "calls": 4,
@@ -52,6 +54,10 @@ def rank(number: int = 0, **changes: Any) -> dict[str, Any]:
         "backends": [copy.deepcopy(BACKEND)],
     }
     return {**base, **changes}
+
+
+def rank_state(number: int = 0, **changes: Any) -> RankState:
+    return RankState.model_validate_json(json.dumps(rank(number, **changes)))
 
 
 def state(*ranks: dict[str, Any]) -> dict[str, Any]:
