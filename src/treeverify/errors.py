@@ -60,6 +60,8 @@ class PluginMissingError(ServerError):
 class SwitchError(ServerError):
     """A server refused a mode, or not every rank of it took the mode."""
 
+    exit_code = 1
+
 
 class CutoverError(TreeverifyError):
     """A cutover did not reach its target; the exit code says in which way (``cutover.exits``)."""

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from treeverify.cli import bench, cutover, parity, serve
+from treeverify.cli import bench, cutover, live, parity, serve
 from treeverify.errors import TreeverifyError
 
 app = typer.Typer(
@@ -21,6 +21,8 @@ app.add_typer(bench.app, name="bench")
 app.add_typer(parity.app, name="parity")
 app.add_typer(cutover.app, name="cutover")
 app.command(name="serve")(serve.serve)
+for command in (live.mode, live.probe, live.replay):
+    app.command()(command)
 
 Model = Annotated[Path | None, typer.Option(help="Folder with target/, drafter/, tokenizer.json; default: packaged.")]
 Budget = Annotated[int | None, typer.Option(help="Draft nodes beside the root (tree: 16, chain: the drafter's depth).")]
