@@ -40,9 +40,7 @@ def mode(url: Url, mode: Annotated[str, typer.Argument(help="off | validate | on
 
 def probe(
     url: Url,
-    expect: Annotated[
-        str | None, typer.Option(help="off | validate | on: the mode that every rank should have.")
-    ] = None,
+    expect: Annotated[str | None, typer.Option(help="The mode that every rank should have.")] = None,
     interval: Annotated[float, typer.Option(min=0, help="Seconds between the two readings; 0: read once.")] = 1.0,
     api_key: Key = None,
     as_json: Json = False,
