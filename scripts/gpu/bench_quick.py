@@ -67,7 +67,6 @@ class Variant(NamedTuple):
 
     schedule: str
     tile_rows: int = 0
-    min_units: int = 0
     early_merge: int = 1
     parts: int = 1
 
@@ -76,7 +75,6 @@ class Variant(NamedTuple):
         parts = [
             self.schedule,
             f"r{self.tile_rows}" if self.tile_rows else "",
-            f"u{self.min_units}" if self.min_units else "",
         ]
         parts += ["" if self.early_merge else "late", "" if self.parts else "cut"]
         return " ".join(part for part in parts if part)
@@ -146,7 +144,7 @@ class Library:
         """Launch on the current stream."""
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
         schedule = SCHEDULES[variant.schedule]
-        options = (schedule, variant.tile_rows, variant.min_units, variant.early_merge, variant.parts)
+        options = (schedule, variant.tile_rows, variant.early_merge, variant.parts)
         error = self._library.quick_launch(ctypes.byref(params), *options, stream)
         if error:
             raise RuntimeError(f"launch: CUDA error {error} ({variant})")
@@ -235,13 +233,7 @@ def variants_of(point: str) -> list[Variant]:
     """The schedules, and for some points other row tiles and cuts."""
     variants = [Variant(name) for name in SCHEDULES]
     if point in ("1/9/8/1k", "1/9/8/4k", "16/9/8/1k"):
-        variants += [Variant("deep", 0, units) for units in (2, 3)] + [
-            Variant("deep", 0, 0, 0),
-            Variant("deep", 32),
-            Variant("deep", 16),
-            Variant("deep", 16, 2),
-            Variant("deep", 16, 3),
-        ]
+        variants += [Variant("deep", early_merge=0), Variant("deep", 32), Variant("deep", 16)]
     if point in ("16/9/8/1k", "4/9/16/16k", "16/9/16/4k", "16/9/16/ragged", "16/17/128/16k"):
         variants += [Variant("pipe", parts=0), Variant("deep", parts=0)]
     if point in ("1/9/8/64k", "1/17/16/16k", "1/9/128/16k", "4/9/16/16k", "16/17/128/16k"):
@@ -266,7 +258,7 @@ def odd_shapes(library: Library, pool: torch.Tensor) -> list[str]:
         for schedule in SCHEDULES:
             for tile_rows in (16, 32, 40):
                 for fixed_split in (0, 96):
-                    variant = Variant(schedule, tile_rows, 1)
+                    variant = Variant(schedule, tile_rows)
                     error, lse_error, same = check(library, problem, variant, fixed_split)
                     if not (error < 2.5e-3 and lse_error < 2e-2 and same):
                         failures.append(

@@ -4,12 +4,11 @@
 
 extern "C" {
 
-int quick_launch(const treeverify::TreeAttentionParams* params, int schedule, int tile_rows, int min_units,
-                 int early_merge, int allow_parts, void* stream) {
+int quick_launch(const treeverify::TreeAttentionParams* params, int schedule, int tile_rows, int early_merge,
+                 int allow_parts, void* stream) {
   treeverify::PortableOptions options;
   options.schedule = static_cast<treeverify::PortableSchedule>(schedule);
   options.tile_rows = tile_rows;
-  options.min_units = min_units;
   options.early_merge = early_merge != 0;
   options.allow_parts = allow_parts != 0;
   return launch_portable_with(*params, options, static_cast<cudaStream_t>(stream));

@@ -18,7 +18,6 @@ struct Case {
   bool hostile = true;  // NaN in pool rows that no request owns; draft nodes that none sees hold NaN or infinity
   int ctas;
   int granule = 0;
-  int min_units = 1;
   bool allow_parts = true;
 };
 

@@ -84,6 +84,11 @@ inline unsigned __reduce_max_sync(unsigned, unsigned value) {
   return static_cast<unsigned>(emulator::exchange("reduce_max", value, 0, at));
 }
 
+inline int __reduce_max_sync(unsigned mask, int value) {
+  constexpr unsigned kSign = 0x80000000u;  // the unsigned order, moved
+  return static_cast<int>(__reduce_max_sync(mask, static_cast<unsigned>(value) ^ kSign) ^ kSign);
+}
+
 inline unsigned __reduce_add_sync(unsigned, unsigned value) {
   const auto at = [](const emulator::Warp& all, int) {
     uint64_t sum = 0;
@@ -96,13 +101,6 @@ inline unsigned __reduce_add_sync(unsigned, unsigned value) {
 inline float __uint_as_float(uint32_t bits) { return emulator::from_bits<float>(bits); }
 inline float __int_as_float(int bits) { return emulator::from_bits<float>(static_cast<uint32_t>(bits)); }
 inline int __float_as_int(float x) { return static_cast<int>(emulator::to_bits(x)); }
-
-// Atomic, as fibers change hands only at meeting points.
-inline int atomicMax(int* target, int value) {
-  const int before = *target;
-  if (value > before) *target = value;
-  return before;
-}
 
 template <class T>
 T __ldcg(const T* source) {

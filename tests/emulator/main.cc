@@ -70,7 +70,6 @@ bool passes(const Case& shape) {
   args.row_tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
   args.useful_rows = (rows + args.row_tiles - 1) / args.row_tiles;
   args.granule = shape.granule;
-  args.min_units = shape.min_units;
   args.allow_parts = shape.allow_parts;
   const Workspace workspace(shape, args);
   switch (shape.pipeline) {

@@ -154,4 +154,10 @@ inline void allow_dependent_launch() {}
 
 inline void wait_for_previous_launch() {}
 
+template <class T>
+T warp_sum(T value) {
+  for (int distance = 1; distance < 32; distance *= 2) value += __shfl_xor_sync(0xffffffffu, value, distance);
+  return value;
+}
+
 }  // namespace treeverify

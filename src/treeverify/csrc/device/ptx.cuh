@@ -82,6 +82,13 @@ __device__ __forceinline__ float exp2_approx(float x) {
   return y;
 }
 
+template <class T>
+__device__ __forceinline__ T warp_sum(T value) {
+#pragma unroll
+  for (int distance = 1; distance < 32; distance *= 2) value += __shfl_xor_sync(0xffffffffu, value, distance);
+  return value;
+}
+
 // Lets a dependent kernel of the same stream start its launch; it still waits, by the next function, for our end.
 __device__ __forceinline__ void allow_dependent_launch() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900

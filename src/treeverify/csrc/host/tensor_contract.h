@@ -17,6 +17,8 @@ namespace treeverify::host {
 
 constexpr DLDataType kBf16{kDLBfloat, 16, 1};
 constexpr DLDataType kFloat32{kDLFloat, 32, 1};
+constexpr DLDataType kFloat16{kDLFloat, 16, 1};
+constexpr DLDataType kFloat64{kDLFloat, 64, 1};
 constexpr DLDataType kInt32{kDLInt, 32, 1};
 constexpr DLDataType kInt64{kDLInt, 64, 1};
 constexpr DLDataType kUint64{kDLUInt, 64, 1};
@@ -118,12 +120,12 @@ class TensorContract {
     refuse(op_, part("address"), "a multiple of " + std::to_string(alignment) + " bytes", got.str());
   }
 
-  // On the GPU `device`.
-  const TensorContract& on(DLDevice device) const {
+  // On the GPU `device`, that of the tensor `first`.
+  const TensorContract& on(DLDevice device, const char* first = "q") const {
     const DLDevice got = tensor_.device();
     if (got.device_type != kDLCUDA) refuse(op_, part("device"), "cuda", device_name(got));
     if (got.device_id != device.device_id) {
-      refuse(op_, part("device"), device_name(device) + " (that of q)", device_name(got));
+      refuse(op_, part("device"), device_name(device) + " (that of " + first + ")", device_name(got));
     }
     return *this;
   }

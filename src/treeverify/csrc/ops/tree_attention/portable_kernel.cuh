@@ -48,12 +48,12 @@ struct PortableConfig {
   static constexpr int kWeightBuffers = kPipelined ? 2 : 1;
   static constexpr int kScoreOffset = kStages * kTileBytes;
   static constexpr int kWeightOffset = kScoreOffset + kScoreBuffers * Softmax::kScoreBytes;
-  static constexpr int kMaximaOffset = kWeightOffset + kWeightBuffers * Softmax::kWeightBytes;
-  static constexpr int kSharedBytes = kMaximaOffset + Softmax::kMaximaBytes;
+  static constexpr int kFactorOffset = kWeightOffset + kWeightBuffers * Softmax::kWeightBytes;
+  static constexpr int kSharedBytes = kFactorOffset + kWeightBuffers * Softmax::kFactorBytes;
   static_assert(kTileRows % 8 == 0 && kStages >= (kPipelined ? 4 : 2));
   static_assert(Softmax::kTotalsBytes <= Softmax::kScoreBytes);
   // Q is staged behind the first KV tile, across whatever follows.
-  static_assert(kTileBytes + kTileRows * kRowBytes <= kMaximaOffset);
+  static_assert(kTileBytes + kTileRows * kRowBytes <= kSharedBytes);
 };
 
 // Gathers KV tiles, one after the other. Thread t copies chunks t % 8, t % 8 + 8, ... of row t / 8. The slot of the tile
@@ -162,7 +162,7 @@ class Phased {
     const uint32_t stages = shared_address(shared);
     uint8_t* scores = shared + Config::kScoreOffset;
     uint8_t* weights = shared + Config::kWeightOffset;
-    uint8_t* maxima = shared + Config::kMaximaOffset;
+    uint8_t* factors = shared + Config::kFactorOffset;
     const float scale = args.p.scale * kLog2e;
     uint32_t stage = stages;
     uint32_t free_stage = stages + kAhead * kTileBytes;
@@ -191,13 +191,8 @@ class Phased {
       }
       rows.score(stage, scores);
       __syncthreads();
-      const bool exceeds = rows.softmax.template weigh<true>(scores, weights, visible, scale, maxima);
-      if (__builtin_expect(__syncthreads_or(exceeds), false)) {
-        rows.softmax.raise(scores, weights, visible, scale, maxima);
-        rows.rescale(maxima);
-        Config::Softmax::raised(maxima);
-      }
-      rows.softmax.commit();
+      const bool raised = rows.softmax.template weigh<true>(scores, weights, factors, visible, scale);
+      if (__syncthreads_or(raised)) rows.rescale(factors);
       rows.accumulate(stage, shared_address(weights));
       free_stage = stage;
       stage = stage == stages + kAhead * kTileBytes ? stages : stage + kTileBytes;
@@ -223,33 +218,32 @@ class Pipelined {
 #pragma unroll 1
     do {
       cp_async_wait<0>();
-      const bool raise = __syncthreads_or(at.exceeds);  // tile j complete, scores j - 1 and weights j - 2 written
-      if (__builtin_expect(at.step >= 2 && at.step < inside && !raise, true)) {
-        step<true>(args, lanes, rows, loader, shared, at, false);
+      const bool raised = __syncthreads_or(at.raised);  // tile j complete, scores j - 1 and weights j - 2 written
+      if (raised) rows.rescale(shared + Config::kFactorOffset + (at.step & 1) * Softmax::kFactorBytes);
+      if (__builtin_expect(at.step >= 2 && at.step < inside, true)) {
+        step<true>(args, lanes, rows, loader, shared, at);
       } else {
-        step<false>(args, lanes, rows, loader, shared, at, raise);
+        step<false>(args, lanes, rows, loader, shared, at);
       }
     } while (at.step <= last);
   }
 
  private:
   struct State {
-    int step;      // j - the first tile, whose scores come next
-    int buffer;    // of tile j; j - 1 and j - 2 precede cyclically
-    bool exceeds;  // tile j - 2 did
+    int step;     // j - the first tile, whose scores come next
+    int buffer;   // of tile j; j - 1 precedes cyclically
+    bool raised;  // references, by tile j - 2
   };
 
   template <bool kInside>
   static __device__ __forceinline__ void step(const PortableArgs& args, uint32_t lanes, Rows& rows, TileLoader& loader,
-                                              uint8_t* shared, State& at, bool raise) {
+                                              uint8_t* shared, State& at) {
     const uint32_t stages = shared_address(shared);
     uint8_t* all_scores = shared + Config::kScoreOffset;
-    uint8_t* maxima = shared + Config::kMaximaOffset;
     const float scale = args.p.scale * kLog2e;
     const int before = at.buffer == 0 ? 2 : at.buffer - 1;
-    const int next = at.buffer == 2 ? 0 : at.buffer + 1;  // also two before
     uint8_t* weights = shared + Config::kWeightOffset + (at.step & 1) * Softmax::kWeightBytes;  // of tile j - 2
-    uint8_t* weights_before = shared + Config::kWeightOffset + (~at.step & 1) * Softmax::kWeightBytes;  // of j - 1
+    const int other = ~at.step & 1;                                                              // and of tile j - 1
     bool do_scores = true, do_softmax = true;
     const bool do_values = kInside || at.step >= 2;
     uint32_t visible = 0xffffffffu;
@@ -262,27 +256,21 @@ class Pipelined {
       loader.request(args, segment, tile + 1, next_stage);
       do_scores = tile < segment.tile_end;
       do_softmax = at.step >= 1 && tile <= segment.tile_end;
-      if (raise) {
-        visible = visible_scores<Config::kTileRows>(args, segment, tile - 2);
-        rows.softmax.raise(all_scores + next * Softmax::kScoreBytes, weights, visible, scale, maxima);
-        rows.rescale(maxima);
-        Softmax::raised(maxima);
-      }
       if (do_softmax) visible = visible_scores<Config::kTileRows>(args, segment, tile - 1);
     }
-    if (do_values) rows.softmax.commit();
     const auto softmax = [&] {
-      at.exceeds = rows.softmax.template weigh<!kInside>(all_scores + before * Softmax::kScoreBytes, weights_before,
-                                                         visible, scale, maxima);
+      at.raised = rows.softmax.template weigh<!kInside>(
+          all_scores + before * Softmax::kScoreBytes, shared + Config::kWeightOffset + other * Softmax::kWeightBytes,
+          shared + Config::kFactorOffset + other * Softmax::kFactorBytes, visible, scale);
     };
-    at.exceeds = false;
+    at.raised = false;
     // Warps w and w + 4 share a scheduler: while one is at its softmax, the other keeps the tensor core busy.
     const bool early = !kInside || threadIdx.x < kThreads / 2;
     if (do_softmax && early) softmax();
     if (do_scores) rows.score(stages + (at.step & 3) * kTileBytes, all_scores + at.buffer * Softmax::kScoreBytes);
     if (do_values) rows.accumulate(stages + ((at.step + 2) & 3) * kTileBytes, shared_address(weights));
     if (kInside && !early) softmax();
-    at.buffer = next;
+    at.buffer = at.buffer == 2 ? 0 : at.buffer + 1;
     ++at.step;
   }
 };
@@ -317,7 +305,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     cp_async_wait<1>();
     __syncthreads();
     rows.load_queries(stages + kTileBytes);
-    rows.clear(shared + Config::kMaximaOffset, segment.prefix <= kShortPrefix ? kSmallSlack : kSlack);
+    rows.clear(segment.prefix <= kShortPrefix ? kSmallSlack : kSlack);
     __syncthreads();  // the queries' place is free again
     Run::run(args, lanes, rows, loader, shared);
     rows.finish(args, resume<Segment, 0>(lanes), shared + Config::kScoreOffset);

@@ -12,8 +12,7 @@ namespace treeverify {
 namespace {
 
 constexpr int kTileRowChoices[] = {16, 32, 40};
-constexpr int kMergeBlocksPerMultiprocessor = 4;
-constexpr int kMinUnits = 1;
+constexpr int kMergeBlocksPerMultiprocessor = 2;
 constexpr int kBriefRows = 16;
 constexpr int kBriefUnits = 2;  // per CTA: a call that has no more units at the usual row tile spreads wider at kBriefRows
 constexpr bool kPreferPipelined = true;  // where both fit; else the deep schedule
@@ -152,7 +151,6 @@ cudaError_t launch_portable_with(const TreeAttentionParams& params, const Portab
   args.row_tiles = layout.row_tiles;
   args.useful_rows = div_up(rows, layout.row_tiles);
   args.granule = layout.granule;
-  args.min_units = layout.granule != 0 ? 1 : (options.min_units > 0 ? options.min_units : kMinUnits);
   args.allow_parts = options.allow_parts;
   args.slots = static_cast<int32_t>(std::min<int64_t>(layout.slots, INT32_MAX));
   args.entries = layout.entries;

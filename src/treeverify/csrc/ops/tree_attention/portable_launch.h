@@ -21,7 +21,6 @@ enum class PortableSchedule : int32_t {
 struct PortableOptions {
   PortableSchedule schedule = PortableSchedule::kDefault;
   int32_t tile_rows = 0;    // 0 = by cost
-  int32_t min_units = 0;    // least key tiles per CTA; 0 = the tuned value
   bool allow_parts = true;  // items may be cut into a whole number of equal parts
   bool early_merge = true;  // let the merge kernel's launch overlap the first kernel (sm_90 and later)
 };

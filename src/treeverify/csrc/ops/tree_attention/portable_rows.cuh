@@ -110,8 +110,8 @@ class RowTile {
     weights_ = opaque(weights(threadIdx.x));
   }
 
-  __device__ __forceinline__ void clear(uint8_t* maxima, float slack) {
-    softmax.clear(maxima, slack);
+  __device__ __forceinline__ void clear(float slack) {
+    softmax.clear(slack);
 #pragma unroll
     for (int m = 0; m < 4; ++m) {
 #pragma unroll
@@ -144,7 +144,8 @@ class RowTile {
     uint8_t* target = scores + slice_;
 #pragma unroll
     for (int n = 0; n < kBlocks; ++n) {
-      *reinterpret_cast<float4*>(target + n * 512) = make_float4(sums[n][0], sums[n][1], sums[n][2], sums[n][3]);
+      *reinterpret_cast<float2*>(target + n * 1024) = make_float2(sums[n][0], sums[n][2]);
+      *reinterpret_cast<float2*>(target + n * 1024 + 128) = make_float2(sums[n][1], sums[n][3]);
     }
   }
 
@@ -169,11 +170,11 @@ class RowTile {
   }
 
   // Multiplies every row by its factor.
-  __device__ __forceinline__ void rescale(const uint8_t* maxima) {
+  __device__ __forceinline__ void rescale(const uint8_t* factors) {
     const int thread = cold_thread();
 #pragma unroll
     for (int n = 0; n < kBlocks; ++n) {
-      const float2 factor = Softmax::factors(maxima, 8 * n + 2 * (thread & 3));
+      const float2 factor = Softmax::factors_of(factors, 8 * n + 2 * (thread & 3));
       if (!__any_sync(0xffffffffu, factor.x != 1.f || factor.y != 1.f)) continue;
 #pragma unroll
       for (int m = 0; m < 4; ++m) {
@@ -270,12 +271,12 @@ class RowTile {
 
   static __device__ __forceinline__ uint32_t slice(int thread) {
     const int warp = thread >> 5, lane = thread & 31;
-    return (warp & 3) * Softmax::kSliceBytes + (warp >> 2) * kBlocks * 512 + lane * 16;
+    return (warp & 3) * Softmax::kSliceBytes + Softmax::score_offset(2 * (lane & 3), 16 * (warp >> 2) + 2 * (lane >> 2));
   }
 
   static __device__ __forceinline__ uint32_t weights(int thread) {
-    const int lane = thread & 31, odd = (lane >> 3) & 1;
-    return (lane >> 3) * 128 + (((lane & 7) ^ odd) << 4);
+    const int lane = thread & 31;
+    return Softmax::weight_offset(lane & 7, lane >> 3);
   }
 
   uint32_t keys_, values_, slice_, weights_;

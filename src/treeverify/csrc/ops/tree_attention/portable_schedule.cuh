@@ -43,7 +43,6 @@ struct PortableArgs {
   int32_t row_tiles;     // per request
   int32_t useful_rows;   // rows of a row tile that are really (node, head) pairs; the last tile may have fewer
   int32_t granule;       // key tiles per split in fixed-split mode; 0 = balanced mode
-  int32_t min_units;     // balanced mode: no CTA takes fewer units, so that short prefixes are not cut to dust
   bool allow_parts;      // balanced mode: may items be cut into parts?
   int32_t slots;         // partial slots that the workspace holds
   int32_t entries;       // merge entries that the workspace holds
@@ -77,9 +76,9 @@ __device__ __forceinline__ int units_of(const PortableArgs& args, int tiles) {
 
 // Where the schedule of a CTA stands, after the waves: units and offsets count from the first item that is in no wave.
 struct Cursor {
-  int64_t unit;       // next unit of this CTA
-  int64_t end;        // exclusive
-  int64_t offset;     // of `unit` within its request, over all its row tiles that are in no wave
+  int unit;           // next unit of this CTA
+  int end;            // exclusive
+  int offset;         // of `unit` within its request, over all its row tiles that are in no wave
   int quotient;       // of the units by the CTAs that share them evenly
   int remainder;
   int parts;          // CTAs that share this CTA's item; 0 if the units are cut evenly
@@ -115,115 +114,74 @@ __device__ __forceinline__ T resume(uint32_t lanes) {
   return value;
 }
 
-template <class T>
-__device__ __forceinline__ T warp_sum(T value) {
-#pragma unroll
-  for (int distance = 1; distance < 32; distance *= 2) value += __shfl_xor_sync(0xffffffffu, value, distance);
-  return value;
-}
-
 class Schedule {
  public:
   __device__ __forceinline__ explicit Schedule(const Cursor& at) : at_(at) {}
   __device__ __forceinline__ const Cursor& cursor() const { return at_; }
 
   __device__ __forceinline__ explicit Schedule(const PortableArgs& args) {
-    const int lane = threadIdx.x & 31;
     const int per_lane = (args.p.batch + 31) / 32;
-    const int first = min(lane * per_lane, args.p.batch);
+    const int first = min((static_cast<int>(threadIdx.x) & 31) * per_lane, args.p.batch);
     const int last = min(first + per_lane, args.p.batch);
-    const int ctas = static_cast<int>(gridDim.x);
+    const int ctas = static_cast<int>(gridDim.x), cta = static_cast<int>(blockIdx.x);
     const int items = args.p.batch * args.row_tiles;
     const int own_units = first < last ? units_of(args, tiles_of(args, prefix_length(args.p, first))) : 0;
-    const auto units_at = [&](int request) {
-      return request == first ? own_units : units_of(args, tiles_of(args, prefix_length(args.p, request)));
+    // The sum over this lane's requests of f(request, its units per row tile).
+    const auto sum = [&](auto f) {
+      int total = first < last ? f(first, own_units) : 0;
+#pragma unroll 1
+      for (int request = first + 1; request < last; ++request) {
+        total += f(request, units_of(args, tiles_of(args, prefix_length(args.p, request))));
+      }
+      return total;
     };
-    at_.wave = at_.waves = at_.parts = 0;
-    int own_longest = 0;
-    int64_t own = 0;  // units of one row tile
-#pragma unroll 1
-    for (int request = first; request < last; ++request) {
-      const int units = units_at(request);
-      own += units;
-      own_longest = max(own_longest, units);
-    }
-    if (args.granule == 0 && items > ctas) {
-      const int longest = static_cast<int>(__reduce_max_sync(0xffffffffu, static_cast<unsigned>(own_longest)));
-      const int64_t even = warp_sum(own) * args.row_tiles / ctas;
-      const int waves = items / ctas;
-      const int64_t rest = static_cast<int64_t>(items - waves * ctas) * longest / ctas;
-      if (static_cast<int64_t>(waves) * longest + rest <= even + even / 32 + kSegmentCost) at_.waves = waves;
-    }
+    at_.waves = args.granule == 0 && items > ctas ? count_waves(args, items, sum) : 0;
+    at_.wave = at_.parts = 0;
     const int first_item = at_.waves * ctas;
-    const auto row_tiles_at = [&](int request) { return row_tiles_left(args, request, first_item); };
-    own = 0;
-#pragma unroll 1
-    for (int request = first; request < last; ++request) {
-      own += static_cast<int64_t>(units_at(request)) * row_tiles_at(request);
-    }
-    int64_t through = scan(own);
-    const int64_t units = __shfl_sync(0xffffffffu, through, 31);  // of all CTAs
-    const int64_t wish = (units + args.min_units - 1) / args.min_units;
-    int sharing = static_cast<int>(wish < ctas ? wish : ctas);
-    const int cta = static_cast<int>(blockIdx.x);
+    const auto cut_evenly = [&](int request, int units) { return units * row_tiles_left(args, request, first_item); };
+    int own = sum(cut_evenly);
+    int through = scan(own);
+    const int units = __shfl_sync(0xffffffffu, through, 31);  // of all CTAs
+    at_.quotient = units / ctas;
+    at_.remainder = units - at_.quotient * ctas;
     int share = 0;  // of an item per CTA, if the items are cut into parts
     if (args.granule == 0 && args.allow_parts && items - first_item <= ctas && units > 0) {
-      const int even = max(args.min_units, static_cast<int>((units + ctas - 1) / ctas));
-      int counts[kCandidates] = {};
+      const int even = at_.quotient + (at_.remainder > 0);
 #pragma unroll 1
-      for (int request = first; request < last; ++request) {
-        const int units = units_at(request), row_tiles = row_tiles_at(request);
-#pragma unroll
-        for (int i = 0; i < kCandidates; ++i) counts[i] += row_tiles * ((units + even + i - 1) / (even + i));
-      }
-#pragma unroll
-      for (int i = kCandidates - 1; i >= 0; --i) {
-        const int count = static_cast<int>(__reduce_add_sync(0xffffffffu, static_cast<unsigned>(counts[i])));
-        if (count <= ctas) {
-          share = even + i;
-          sharing = count;
-        }
+      for (int longest = even; longest < even + kSegmentCost; ++longest) {
+        const int parts = sum([&](int request, int units) {
+          return (units + longest - 1) / longest * row_tiles_left(args, request, first_item);
+        });
+        const int all_through = scan(parts);
+        if (__shfl_sync(0xffffffffu, all_through, 31) > ctas) continue;
+        share = longest;
+        own = parts;
+        through = all_through;
+        break;
       }
     }
-    const auto weight = [&](int request) {
-      const int units = units_at(request);
-      return static_cast<int64_t>(share > 0 ? (units + share - 1) / share : units) * row_tiles_at(request);
-    };
-    if (share > 0) {
-      own = 0;
-#pragma unroll 1
-      for (int request = first; request < last; ++request) own += weight(request);
-      through = scan(own);
-    }
-    at_.quotient = sharing == 0 ? 0 : static_cast<int>(units / sharing);
-    at_.remainder = sharing == 0 ? 0 : static_cast<int>(units - static_cast<int64_t>(at_.quotient) * sharing);
     // The request that holds this CTA's first unit, or its part.
     at_.unit = share > 0 ? cta : boundary(cta);
     const uint32_t beyond = __ballot_sync(0xffffffffu, through > at_.unit);
-    const int owner = beyond == 0 || cta >= sharing ? 0 : __ffs(static_cast<int>(beyond)) - 1;
-    int64_t offset = at_.unit - (through - own);
+    if (beyond == 0) {
+      at_.end = at_.unit;
+      return;
+    }
+    const int owner = __ffs(static_cast<int>(beyond)) - 1;
+    int offset = at_.unit - (through - own);
     int request = first;
-    if (beyond != 0 && lane == owner) {
 #pragma unroll 1
-      for (; request + 1 < last; ++request) {
-        if (offset < weight(request)) break;
-        offset -= weight(request);
-      }
+    for (; request + 1 < last; ++request) {  // of use in the owner's lane
+      const int units = units_of(args, tiles_of(args, prefix_length(args.p, request)));
+      const int weight = (share > 0 ? (units + share - 1) / share : units) * row_tiles_left(args, request, first_item);
+      if (offset < weight) break;
+      offset -= weight;
     }
     __syncwarp();
     at_.offset = __shfl_sync(0xffffffffu, offset, owner);
     load_request(args, __shfl_sync(0xffffffffu, request, owner));
-    if (cta >= sharing) {
-      at_.unit = at_.end = 0;
-    } else if (share > 0) {
-      const int units = at_.request_units;
-      at_.parts = (units + share - 1) / share;
-      const int row_tile = static_cast<int>(at_.offset) / at_.parts;
-      const int part = static_cast<int>(at_.offset) - row_tile * at_.parts;
-      const int begin = static_cast<int>(static_cast<int64_t>(units) * part / at_.parts);
-      at_.offset = static_cast<int64_t>(row_tile) * units + begin;
-      at_.unit = 0;
-      at_.end = static_cast<int64_t>(units) * (part + 1) / at_.parts - begin;
+    if (share > 0) {
+      take_part(share);
     } else {
       at_.end = boundary(cta + 1);
     }
@@ -243,15 +201,14 @@ class Schedule {
     } else {
       if (at_.unit >= at_.end) return false;
       const int first_item = at_.waves * static_cast<int>(gridDim.x);
-      if (at_.offset == static_cast<int64_t>(at_.request_units) * row_tiles_left(args, at_.request, first_item)) {
+      if (at_.offset == at_.request_units * row_tiles_left(args, at_.request, first_item)) {
         at_.offset = 0;
         load_request(args, at_.request + 1);
       }
-      const int row_tile = static_cast<int>(at_.offset / at_.request_units);
-      begin = static_cast<int>(at_.offset - static_cast<int64_t>(row_tile) * at_.request_units);
-      const int64_t left = at_.end - at_.unit;
+      const int row_tile = at_.offset / at_.request_units;
+      begin = at_.offset - row_tile * at_.request_units;
       units = at_.request_units;
-      take = args.granule ? 1 : static_cast<int>(left < units - begin ? left : units - begin);
+      take = args.granule ? 1 : min(at_.end - at_.unit, units - begin);
       segment.request = at_.request;
       segment.row_tile = row_tile + args.row_tiles - row_tiles_left(args, at_.request, first_item);
       segment.prefix = at_.prefix;
@@ -263,7 +220,7 @@ class Schedule {
     if (take == units) {
       segment.slot = -1;
     } else if (args.granule) {
-      segment.slot = static_cast<int>(at_.unit);
+      segment.slot = at_.unit;
     } else {
       segment.slot = 2 * static_cast<int>(blockIdx.x) + (begin == 0);
     }
@@ -279,31 +236,57 @@ class Schedule {
     if (args.granule) return at_.request_units;
     if (segment.slot < 0) return 1;
     if (at_.parts > 0) return at_.parts;
-    const int64_t last_unit = at_.unit - segment.tile_end + at_.request_units - 1;
-    const int64_t longer = static_cast<int64_t>(at_.remainder) * (at_.quotient + 1);  // units of the CTAs with one more
-    const int64_t last_cta = last_unit < longer ? last_unit / (at_.quotient + 1)
-                                                : at_.remainder + (last_unit - longer) / at_.quotient;
-    return static_cast<int>(last_cta) - static_cast<int>(blockIdx.x) + 1;
+    const int last_unit = at_.unit - segment.tile_end + at_.request_units - 1;
+    const int longer = at_.remainder * (at_.quotient + 1);  // units of the CTAs with one more
+    const int last_cta =
+        last_unit < longer ? last_unit / (at_.quotient + 1) : at_.remainder + (last_unit - longer) / at_.quotient;
+    return last_cta - static_cast<int>(blockIdx.x) + 1;
   }
 
  private:
   static constexpr int kSegmentCost = 3;  // what the ends of a segment cost, in key tiles
-  static constexpr int kCandidates = kSegmentCost;  // the longest part exceeds an even share by less than that
 
-  __device__ __forceinline__ int64_t boundary(int cta) const {
-    return static_cast<int64_t>(cta) * at_.quotient + min(cta, at_.remainder);
+  // Whole waves of whole items, if they make the call no longer than even shares would.
+  template <class Sum>
+  static __device__ __forceinline__ int count_waves(const PortableArgs& args, int items, const Sum& sum) {
+    const int ctas = static_cast<int>(gridDim.x);
+    int own_longest = 0;
+    const int own = sum([&](int, int units) {
+      own_longest = max(own_longest, units);
+      return units;
+    });
+    const int longest = static_cast<int>(__reduce_max_sync(0xffffffffu, static_cast<unsigned>(own_longest)));
+    const int even = static_cast<int>(__reduce_add_sync(0xffffffffu, static_cast<unsigned>(own))) * args.row_tiles / ctas;
+    const int waves = items / ctas;
+    const int rest = (items - waves * ctas) * longest / ctas;
+    return waves * longest + rest <= even + even / 32 + kSegmentCost ? waves : 0;
   }
+
+  // Parts of an item, in units, differ by one at most; `offset` counts parts so far.
+  __device__ __forceinline__ void take_part(int share) {
+    const int units = at_.request_units;
+    at_.parts = (units + share - 1) / share;
+    const int row_tile = at_.offset / at_.parts;
+    const int part = at_.offset - row_tile * at_.parts;
+    const int least = units / at_.parts;
+    const int longer = units - least * at_.parts;
+    at_.offset = row_tile * units + part * least + min(part, longer);
+    at_.unit = 0;
+    at_.end = least + (part < longer);
+  }
+
+  __device__ __forceinline__ int boundary(int cta) const { return cta * at_.quotient + min(cta, at_.remainder); }
 
   // Row tiles of a request that belong to items from `first_item` on.
   static __device__ __forceinline__ int row_tiles_left(const PortableArgs& args, int request, int first_item) {
     return max(0, min(args.row_tiles, (request + 1) * args.row_tiles - first_item));
   }
 
-  static __device__ __forceinline__ int64_t scan(int64_t value) {
+  static __device__ __forceinline__ int scan(int value) {
     const int lane = threadIdx.x & 31;
 #pragma unroll
     for (int distance = 1; distance < 32; distance *= 2) {
-      const int64_t below = __shfl_up_sync(0xffffffffu, value, distance);
+      const int below = __shfl_up_sync(0xffffffffu, value, distance);
       if (lane >= distance) value += below;
     }
     return value;
