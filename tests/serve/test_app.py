@@ -109,9 +109,9 @@ def test_metrics_name_the_mode_and_count_tokens(serve):
     client = serve(mode="validate")
     ask(client, tokens=8)
     text = client.get("/metrics").text
-    assert 'treeverify_mode{mode="validate",rank="0"} 1.0' in text
+    assert 'treeverify_mode{group="0",mode="validate",rank="0"} 1.0' in text
     assert "treeverify_generated_tokens_total 8.0" in text
-    assert 'treeverify_validate_rows_total{layer="3",rank="0"}' in text
+    assert 'treeverify_validate_rows_total{group="0",rank="0"}' in text
 
 
 @pytest.mark.parametrize("fault", NAMES)

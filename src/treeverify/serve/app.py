@@ -20,7 +20,7 @@ from treeverify.control.wire import MODE_KEY, MODE_NUMBERS, STATE_KEY
 from treeverify.errors import ConfigError, TreeverifyError
 from treeverify.models.tokenizer import Tokenizer
 from treeverify.serve.answer import answer
-from treeverify.serve.metrics import Requests, exposition
+from treeverify.serve.metrics import Requests
 from treeverify.serve.protocol import GenerateRequest, SetState, refusal
 from treeverify.serve.worker import StepError, StoppedError, Worker
 
@@ -76,7 +76,7 @@ def build(served: Served) -> FastAPI:
     @app.get("/metrics")
     async def metrics() -> Response:
         state = await asyncio.wrap_future(served.worker.state())
-        return Response(exposition(state, requests), media_type=CONTENT_TYPE_LATEST)
+        return Response(requests.exposition(state), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/server_info")
     async def server_info() -> dict[str, Any]:

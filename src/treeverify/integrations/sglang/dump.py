@@ -160,6 +160,7 @@ class Dumper:
         if path is None:
             self._stopped = True  # and what is kept stays, so that no later call is
             return None
+        self._copy.now()  # waits: no call may be between reading the flag and writing it
         self._taken.zero_()
         self._copy.now()
         return path
