@@ -49,7 +49,8 @@ def inspect(module: Module, target: Target) -> Built:
     """Link (or find) one library and read its resources; the machine needs no device of that target."""
     path = compiler.build(module, target)
     kernels = compiler.report(path)
-    dynamic = compiler.open_library(path).function("shared_bytes")()
+    library = compiler.open_library(path)
+    dynamic = 0 if module.dynamic_kernel is None else library.function("shared_bytes")()
     if not isinstance(dynamic, int):
         raise BuildError(f"{path}: shared_bytes() gave {dynamic!r}")
     return Built(

@@ -70,8 +70,8 @@ class Module:
     """``.cu`` files, relative to ``csrc``; compiled by nvcc, they know no FFI."""
     host_sources: tuple[str, ...]
     """``.cc`` files; compiled by the C++ compiler."""
-    dynamic_kernel: str
-    """A part of the (mangled) name of the kernels that are launched with dynamic shared memory."""
+    dynamic_kernel: str | None
+    """A part of the (mangled) name of the kernels that are launched with dynamic shared memory; None: there is none."""
     defines: tuple[str, ...] = ()
     shared_cap: int | None = None
     """Never use more shared memory per block than this, even where the target has more."""
@@ -85,6 +85,7 @@ class Module:
 _ATTENTION = "ops/tree_attention"
 _PORTABLE = (f"{_ATTENTION}/portable_launch.cu",)
 _BINDING = (f"{_ATTENTION}/binding.cc",)
+_TREE_OPS = ("draft_topk", "feature_gather", "kv_compact", "tree_accept", "tree_build", "tree_mask")
 
 MODULES = {
     module.name: module
@@ -103,6 +104,12 @@ MODULES = {
             _BINDING,
             dynamic_kernel="tree_attention_portable",
             shared_cap=99 * KIB,
+        ),
+        Module(
+            "tree_ops",
+            tuple(f"ops/{name}/{name}_launch.cu" for name in _TREE_OPS),
+            tuple(f"ops/{name}/binding.cc" for name in _TREE_OPS),
+            dynamic_kernel=None,
         ),
     )
 }

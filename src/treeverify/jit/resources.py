@@ -65,7 +65,7 @@ def breaches(module: Module, target: Target, kernels: Iterable[Kernel], dynamic_
     if not kernels:
         found.append("no kernel in ptxas' report")
     for kernel in kernels:
-        dynamic = dynamic_shared if module.dynamic_kernel in kernel.name else 0
+        dynamic = dynamic_shared if module.dynamic_kernel is not None and module.dynamic_kernel in kernel.name else 0
         shared = kernel.static_shared + dynamic
         if shared > limit:
             parts = f"{kernel.static_shared} static + {dynamic} dynamic"
