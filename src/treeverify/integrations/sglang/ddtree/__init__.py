@@ -1,0 +1,1 @@
+"""``--speculative-algorithm DDTREE``: DFlash's drafter, a tree per step, our verify attention (docs/ddtree.md)."""

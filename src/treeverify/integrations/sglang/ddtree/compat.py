@@ -1,0 +1,350 @@
+"""The only file of DDTREE that names SGLang's internals, 0.5.17 to 0.5.23: DFLASH's worker, its inputs, the registry.
+
+``check`` looks every name up before one is used; it runs when the worker is made, where an exception stops the server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import wraps
+from importlib import import_module
+from inspect import signature
+from typing import Any, NamedTuple
+
+import torch
+
+from treeverify.integrations.sglang.names import check_parameters, find, mismatch, read
+
+_WORKER = "sglang.srt.speculative.dflash_worker_v2.DFlashWorkerV2"
+_INPUT = "sglang.srt.speculative.dflash_info.DFlashVerifyInput"
+_COMMON = "sglang.srt.speculative.draft_worker_common"
+_UTILS = "sglang.srt.speculative.dflash_utils"
+_INFO = "sglang.srt.speculative.spec_info"
+_REGISTRY = "sglang.srt.speculative.spec_registry"
+_GRAPHS = "sglang.srt.model_executor.runner.decode_cuda_graph_runner.DecodeCudaGraphRunner"
+_BASE_RUNNER = "sglang.srt.model_executor.runner.base_runner"
+_SCHEDULER = "sglang.srt.managers.scheduler"
+_BATCH = "sglang.srt.model_executor.forward_batch_info"
+_CONFIG = "sglang.srt.model_executor.cuda_graph_config"
+_RESULT = "sglang.srt.managers.utils.GenerationBatchResult"
+
+_PARAMETERS: Mapping[str, str] = {
+    f"{_WORKER}.forward_batch_generation": "self batch on_publish",
+    f"{_WORKER}._maybe_build_draft_sampler": "self",
+    f"{_WORKER}._append_target_hidden_to_draft_kv_by_loc": "self target_hidden cache_loc positions",
+    f"{_WORKER}._make_next_draft_input_decode": "self bonus_tokens new_seq_lens",
+    f"{_INPUT}.prepare_for_verify": "self batch target_worker",
+    f"{_COMMON}.make_draft_block_spec_info": "draft_token_num device",
+    f"{_COMMON}.build_block_pos_offsets": "length device",
+    f"{_UTILS}.parse_dflash_draft_config": "draft_hf_config",
+    f"{_UTILS}.validate_dflash_request": "req enable_overlap",
+    f"{_SCHEDULER}.validate_dflash_request": "req enable_overlap",
+    f"{_GRAPHS}.get_spec_info": "self num_tokens",
+}
+_MARK = "treeverify_ddtree"
+_AS_DFLASH = (
+    "is_dflash",
+    "is_dflash_family",
+    "supports_target_verify_for_draft",
+    "supports_prefill_shared_read_done",
+    "has_draft_kv",
+    "carries_draft_hidden_states",
+    "need_topk",
+)
+"""Questions that the scheduler and the runners ask of an algorithm, and that DDTREE answers as DFLASH does."""
+
+
+class Window(NamedTuple):
+    """The slots of one step, and what the host knows of the lengths."""
+
+    slots: torch.Tensor
+    """``[batch, width]`` int64: the reserved slots behind each request's committed tokens."""
+    lengths: torch.Tensor
+    """``[batch]`` int64: committed tokens, the root not among them."""
+    bounds: torch.Tensor
+    """``[batch]`` int32 on the host, at least ``lengths``."""
+    bound: int
+    """Their sum."""
+    plan: Any
+    """0.5.23: SGLang's plan of the window's slot numbers; None before."""
+
+
+def check() -> None:
+    """Check names and signatures; raises ``ConfigError``."""
+    for path, parameters in _PARAMETERS.items():
+        check_parameters(path, parameters)
+    dummy = read(import_module(_BASE_RUNNER), "create_dummy_verify_input")
+    found = signature(dummy).parameters
+    wanted = {"spec_algorithm", "custom_mask", "num_tokens_per_req", "is_draft_worker"}
+    if not wanted <= set(found):
+        raise mismatch(f"{_BASE_RUNNER}.create_dummy_verify_input", f"parameters {sorted(wanted)}", list(found))
+
+
+def register(
+    name: str,
+    factory: Callable[[Any], type],
+    fill: Callable[[Any], None],
+    block: Callable[[], int],
+) -> None:
+    """Register the algorithm; ``fill`` checks and completes server arguments, ``block`` is the drafter's block."""
+    registry, builtin = import_module(_REGISTRY), find(f"{_INFO}.SpeculativeAlgorithm")
+    if registry.get_spec(name) is not None:
+        return
+
+    class DDTreeAlgorithm(registry.CustomSpecAlgo):  # type: ignore[misc, name-defined]
+        """Answers as DFLASH, but verifies ``width`` tokens per request where the draft runs ``block``."""
+
+        def handle_server_args(self, server_args: Any) -> None:
+            fill(server_args)
+
+        def create_future_map(self, *arguments: Any, **options: Any) -> Any:
+            return builtin.create_future_map(self, *arguments, **options)
+
+        def get_num_tokens_per_req_for_target_verify(self, num_draft_tokens: int, is_draft_worker: bool) -> int:
+            return block() if is_draft_worker else num_draft_tokens
+
+    for question in _AS_DFLASH:
+        if hasattr(builtin, question):
+            setattr(DDTreeAlgorithm, question, _answer(getattr(builtin.DFLASH, question)()))
+    builtin.register(name, supports_overlap=True, spec_class=DDTreeAlgorithm)(factory)
+
+
+def _answer(value: Any) -> Callable[[Any], Any]:
+    return lambda _: value
+
+
+def draft_config(arguments: Any) -> Any:
+    """Return the drafter's configuration (a ``transformers`` object)."""
+    get_config = find("sglang.srt.utils.hf_transformers_utils.get_config")
+    return get_config(
+        arguments.speculative_draft_model_path,
+        trust_remote_code=arguments.trust_remote_code,
+        revision=arguments.speculative_draft_model_revision,
+    )
+
+
+def block_size(config: Any) -> int | None:
+    """Return the block length, root included, of a DFlash drafter's configuration."""
+    found: int | None = find(f"{_UTILS}.parse_dflash_draft_config")(draft_hf_config=config).block_size
+    return found
+
+
+def worker_class() -> type:
+    """Return the class that ours extends."""
+    found: type = find(_WORKER)
+    return found
+
+
+def use_block(worker: Any, block: int) -> None:
+    """Let a worker that was made for ``width`` tokens draft blocks of ``block``."""
+    common = import_module(_COMMON)
+    worker.block_size = block
+    worker._block_pos_offsets = common.build_block_pos_offsets(length=block, device=worker.device)
+    worker._draft_block_spec_info = common.make_draft_block_spec_info(draft_token_num=block, device=worker.device)
+    if hasattr(worker.draft_model, "set_block_size"):  # 0.5.23
+        worker.draft_model.set_block_size(block)
+        if worker._target_logits_processor is not None:  # it gathers the logits of a rank's shard only on demand
+            worker._target_logits_processor.defer_verify_gather = False
+            worker._target_logits_processor = None
+
+
+def unserved(worker: Any) -> list[str]:
+    """Return what the loaded models have that DDTREE does not serve."""
+    runner, draft = worker.model_runner, worker.draft_model
+    found = []
+    if not runner.use_mla_backend:
+        found.append("the target's attention is not MLA")
+    for name in ("selector", "lilicorr", "_is_domino"):  # 0.5.23: drafters that pick their tokens by other means
+        if getattr(worker, name, None):
+            found.append(f"a drafter with {name.strip('_')}")
+    head = getattr(runner.model, "lm_head", None)
+    weight = getattr(head, "weight", None)
+    if weight is None or not torch.is_floating_point(weight):
+        found.append("a target without a dense output head")
+    if type(draft).__name__ != "DFlashDraftModel":
+        found.append(f"a draft model of class {type(draft).__name__}")
+    return found
+
+
+def open_window(worker: Any, batch: Any, width: int) -> Window:
+    """Find the slots of this step, which ``prepare_for_decode`` reserved."""
+    runner, lengths = worker.model_runner, batch.seq_lens
+    table = runner.req_to_token_pool.req_to_token
+    columns = lengths[:, None] + torch.arange(width, device=lengths.device)
+    slots = table[batch.req_pool_indices[:, None], columns].to(torch.int64)
+    reserved = _reserved(batch.spec_info)
+    if batch.seq_lens_cpu is not None:
+        bounds = (batch.seq_lens_cpu + width).to(torch.int32)
+    elif reserved is not None:
+        bounds = reserved.to(torch.int32)
+    else:
+        bounds = torch.tensor([req.kv.kv_allocated_len for req in batch.reqs], dtype=torch.int32)
+    plan = None
+    if hasattr(runner, "kv_index_translator"):
+        plan = runner.kv_index_translator.plan(
+            req_pool_indices=batch.req_pool_indices,
+            seq_lens=lengths,
+            seq_lens_cpu=bounds if batch.seq_lens_cpu is None else batch.seq_lens_cpu,
+            write_virtual=slots.reshape(-1),
+            read_extent=width,
+        )
+    return Window(slots, lengths, bounds, int(bounds.sum()), plan)
+
+
+def _reserved(draft_input: Any) -> torch.Tensor | None:
+    found: torch.Tensor | None = getattr(draft_input, "nxt_kv_lens_cpu", None)  # 0.5.23
+    return getattr(draft_input, "reserved_seq_lens_cpu", None) if found is None else found
+
+
+def run_draft(worker: Any, batch: Any, window: Window, ids: torch.Tensor, positions: torch.Tensor) -> Any:
+    """Run the drafter on the blocks ``ids [batch, block]``; returns SGLang's output of the forward."""
+    info, requests, block = import_module(_BATCH), len(ids), ids.shape[1]
+    embed = worker.model_runner.model.get_input_embeddings()(ids)
+    scale = getattr(worker, "_noise_embed_scale", 1.0)
+    embed = embed if scale == 1.0 else embed * scale
+    options: dict[str, Any] = {}
+    if window.plan is not None:
+        padded = torch.full((), requests * block, dtype=torch.int32, device=ids.device)
+        options = {
+            "num_token_non_padded": padded if info.enable_num_token_non_padded() else None,
+            "global_num_token_non_padded_cpu": requests * block,
+            "can_run_decode_cuda_graph": batch.can_run_decode_cuda_graph,
+        }
+    forward_batch = info.ForwardBatch(
+        forward_mode=info.ForwardMode.TARGET_VERIFY,
+        batch_size=requests,
+        input_ids=ids.flatten(),
+        req_pool_indices=batch.req_pool_indices,
+        seq_lens=window.lengths,
+        out_cache_loc=window.slots[:, :block].reshape(-1),
+        seq_lens_sum=window.bound,
+        seq_lens_cpu=window.bounds,
+        positions=positions.flatten(),
+        input_embeds=embed.view(-1, embed.shape[-1]),
+        spec_algorithm=find(f"{_INFO}.SpeculativeAlgorithm").DFLASH,
+        spec_info=worker._draft_block_spec_info,
+        capture_hidden_mode=info.CaptureHiddenMode.NULL,
+        **options,
+    )
+    runner = worker.draft_model_runner
+    if window.plan is not None:
+        window.plan.bind(forward_batch, runner.kv_index_translator, cols=slice(0, block))
+    with torch.inference_mode():
+        return runner.forward(forward_batch)
+
+
+def run_verify(
+    worker: Any, batch: Any, window: Window, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor
+) -> Any:
+    """Verify the trees ``ids [batch, width]``; returns SGLang's batch result (logits, features)."""
+    options = {} if window.plan is None else {"kv_loc_plan": window.plan}
+    verify_input = find(_INPUT)(
+        draft_token=ids.reshape(-1),
+        positions=positions.reshape(-1),
+        draft_token_num=ids.shape[1],
+        custom_mask=mask,
+        capture_hidden_mode=import_module(_BATCH).CaptureHiddenMode.FULL,
+        **options,
+    )
+    batch.out_cache_loc = window.slots.reshape(-1)
+    kept = batch.seq_lens_cpu, batch.seq_lens_sum
+    batch.seq_lens_cpu, batch.seq_lens_sum = window.bounds, window.bound
+    forward_batch, _ = verify_input.prepare_for_verify(batch, worker.target_worker)
+    batch.seq_lens_cpu, batch.seq_lens_sum = kept
+    return worker.target_worker.forward_batch_generation(
+        batch=None, forward_batch=forward_batch, is_verify=True, skip_attn_backend_init=True
+    )
+
+
+def mask_buffer(worker: Any, requests: int) -> torch.Tensor | None:
+    """Return the mask that the captured verify graphs read, None if this batch runs without one of them."""
+    found = getattr(worker.model_runner.attn_backend, "verify_mask", None)
+    if found is None or not found.fits(requests):
+        return None
+    if found.mode.name != "FULL_MASK":
+        raise mismatch("verify_mask.mode", "FULL_MASK", found.mode)
+    buffer: torch.Tensor = found.buffer
+    return buffer
+
+
+def kv_buffers(worker: Any) -> list[torch.Tensor]:
+    """Return the buffers ``[slots, 1, 576]`` of the target's KV pool, one per layer."""
+    found: list[torch.Tensor] = read(worker.model_runner.token_to_kv_pool, "kv_buffer")
+    return found
+
+
+def most_requests(worker: Any) -> int:
+    """Return the largest batch that a draft graph is captured for, 1 without graphs."""
+    decode = import_module("sglang.srt.runtime_context").get_exec().graph.cuda_graph_config.decode
+    return 1 if decode.backend == find(f"{_CONFIG}.Backend.DISABLED") else max(decode.bs)
+
+
+def result(**fields: Any) -> Any:
+    """Build what the scheduler takes back from a step."""
+    return find(_RESULT)(**fields)
+
+
+def install_hooks(name: str, refuse: Callable[[Any], str | None]) -> None:
+    """Give captured graphs a tree mask, and refuse requests that are not served; once per process."""
+    base, scheduler = import_module(_BASE_RUNNER), import_module(_SCHEDULER)
+    _wrap(find(_GRAPHS), "get_spec_info", lambda stock: _with_mask(stock, name))
+    _wrap(base, "create_dummy_verify_input", lambda stock: _dummy_with_mask(stock, name))
+    _wrap(scheduler, "validate_dflash_request", lambda stock: _with_refusals(stock, refuse))
+
+
+def add_to_report(key: str, report: Callable[[], dict[str, object] | None]) -> None:
+    """Add ``report()`` to the scheduler's state in the info query."""
+
+    def wrapper(stock: Callable[..., Any]) -> Callable[..., Any]:
+        def get_internal_state(scheduler: Any, recv_req: Any) -> Any:
+            answer = stock(scheduler, recv_req)
+            answer.internal_state[key] = report()
+            return answer
+
+        return get_internal_state
+
+    _wrap(find(f"{_SCHEDULER}.Scheduler"), "get_internal_state", wrapper)
+
+
+def _with_mask(stock: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """DFLASH captures its verify without a mask. Ours must have one, or a tree would be verified as a chain."""
+
+    def get_spec_info(graphs: Any, num_tokens: int) -> Any:
+        found, runner = stock(graphs, num_tokens), graphs.model_runner
+        if runner.spec_algorithm.name == name and not runner.is_draft_worker:
+            found.custom_mask = graphs.buffers.custom_mask
+        return found
+
+    return get_spec_info
+
+
+def _dummy_with_mask(stock: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """The same for the forwards that warm a runner up; the draft's tokens per request are not the target's."""
+
+    parameters = signature(stock)
+
+    def create(spec_algorithm: Any, *rest: Any, **options: Any) -> Any:
+        found = stock(spec_algorithm, *rest, **options)
+        if getattr(spec_algorithm, "name", None) == name:
+            given = parameters.bind(spec_algorithm, *rest, **options).arguments  # 0.5.17 has one more in between
+            found.draft_token_num = found.num_tokens_per_req = given["num_tokens_per_req"]
+            found.custom_mask = None if given["is_draft_worker"] else given["custom_mask"]
+        return found
+
+    return create
+
+
+def _with_refusals(stock: Callable[..., Any], refuse: Callable[[Any], str | None]) -> Callable[..., Any]:
+    def validate(req: Any, enable_overlap: bool) -> Any:
+        return refuse(req) or stock(req, enable_overlap)
+
+    return validate
+
+
+def _wrap(owner: Any, name: str, wrapper: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Replace ``owner.name`` once; the replacement keeps the signature, which is looked at again by ``check``."""
+    stock = read(owner, name)
+    if not hasattr(stock, _MARK):
+        wrapped = wraps(stock)(wrapper(stock))
+        setattr(wrapped, _MARK, True)
+        setattr(owner, name, wrapped)

@@ -1,0 +1,55 @@
+"""What DDTREE counts, on the host and from what the host has anyway: nothing here waits for the device."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+STAGES = ("draft", "verify", "accept", "commit")
+
+
+class Metrics:
+    """Counters of one worker since its start."""
+
+    def __init__(self, width: int, block: int) -> None:
+        self.width, self.block = width, block
+        self.steps = self.request_steps = 0
+        self.accepted: Counter[int] = Counter()
+        """Requests' steps by acceptance length (tokens committed, the root counted)."""
+        self.seconds = dict.fromkeys(STAGES, 0.0)
+        """Host time by stage: launching under CUDA, the whole stage on a CPU."""
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Add the time until leaving to a stage."""
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] += time.perf_counter() - begin
+
+    def step(self, requests: int) -> None:
+        """Count a step of a batch when it is launched."""
+        self.steps += 1
+        self.request_steps += requests
+
+    def accept(self, drafted: list[int]) -> None:
+        """Count accepted draft tokens per request, once SGLang has them on the host."""
+        self.accepted.update(count + 1 for count in drafted)
+
+    def report(self) -> dict[str, object]:
+        """Return the counters as plain values."""
+        known = sum(self.accepted.values())
+        tokens = sum(length * count for length, count in self.accepted.items())
+        return {
+            "width": self.width,
+            "block": self.block,
+            "steps": self.steps,
+            "request_steps": self.request_steps,
+            "nodes": self.request_steps * self.width,
+            "acceptance_length": tokens / known if known else None,
+            "acceptance_lengths": {str(length): self.accepted[length] for length in sorted(self.accepted)},
+            "host_seconds": dict(self.seconds),
+        }

@@ -1,0 +1,164 @@
+"""The worker: DFLASH's, with a tree between its draft and its verify. Prefill and idle batches stay with the parent.
+
+One decode step: block of the drafter, tree, verify call of the target over all nodes, walk, move of the accepted KV
+rows, accepted features into the drafter's KV. Nothing waits for the device, so the scheduler may run a step ahead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from treeverify.errors import ConfigError
+from treeverify.integrations.sglang.ddtree import compat
+from treeverify.integrations.sglang.ddtree.draft import TreeDraft, head_of
+from treeverify.integrations.sglang.ddtree.metrics import Metrics
+from treeverify.integrations.sglang.ddtree.randomness import seed_of, uniforms
+from treeverify.ops.feature_gather.api import feature_gather
+from treeverify.ops.kv_compact.api import kv_compact
+from treeverify.ops.kv_compact.contract import PoolTable
+from treeverify.ops.tree_accept.api import tree_accept, tree_accept_sampled
+from treeverify.ops.tree_accept.contract import Accepted, LawTensors
+from treeverify.ops.tree_build.contract import DraftTrees
+from treeverify.ops.tree_mask.api import tree_mask
+from treeverify.ops.tree_mask.contract import TreeMasks
+
+
+class Steps:
+    """One decode step after another for one worker; holds what outlives a step."""
+
+    def __init__(self, worker: Any, block: int, width: int) -> None:
+        self._worker, self._block, self._width = worker, block, width
+        self.metrics = Metrics(width, block)
+        self.draft = TreeDraft(head_of(worker.model_runner.model), block, width, compat.most_requests(worker))
+        self._offsets = torch.arange(block, device=worker.device)
+        self._mask = torch.empty(0, dtype=torch.bool, device=worker.device)
+        self._table: PoolTable | None = None
+        self._seeds: tuple[tuple[str, ...], torch.Tensor] | None = None
+
+    def decode(self, batch: Any, on_publish: Callable[[torch.Tensor], None] | None) -> Any:
+        """Run one step for ``batch``; returns SGLang's result of a step."""
+        stage = self.metrics.stage
+        self.metrics.step(len(batch.seq_lens))
+        window = compat.open_window(self._worker, batch, self._width)
+        with stage("draft"):
+            trees = self._draft(batch, window)
+        with stage("verify"):
+            verified = self._verify(batch, window, trees)
+        with stage("accept"):
+            accepted = self._accept(batch, window, trees, verified.logits_output.next_token_logits)
+            lengths = window.lengths + accepted.lengths
+        if on_publish is not None:
+            on_publish(lengths)
+        with stage("commit"):
+            self._commit(window, accepted, verified.logits_output)
+        return compat.result(
+            logits_output=verified.logits_output,
+            next_token_ids=accepted.new_tokens.reshape(-1),
+            accept_lens=accepted.lengths,
+            can_run_cuda_graph=verified.can_run_cuda_graph,
+            next_draft_input=self._worker._make_next_draft_input_decode(
+                bonus_tokens=accepted.bonus, new_seq_lens=lengths
+            ),
+            speculative_num_draft_tokens=self._width,
+            new_seq_lens=lengths,
+        )
+
+    def _draft(self, batch: Any, window: compat.Window) -> DraftTrees:
+        roots = batch.spec_info.bonus_tokens
+        ids = torch.full((len(roots), self._block), self._worker._mask_token_id, device=roots.device)
+        ids[:, 0] = roots
+        positions = window.lengths[:, None] + self._offsets
+        out = compat.run_draft(self._worker, batch, window, ids, positions)
+        if not (out.can_run_graph and self._worker._draft_sampler is self.draft):  # else the graph built the trees
+            self.draft.reserve(len(roots))
+            self.draft(out.logits_output.hidden_states, ids.flatten())
+        return self.draft.trees(len(roots))
+
+    def _verify(self, batch: Any, window: compat.Window, trees: DraftTrees) -> Any:
+        requests = len(window.lengths)
+        mask = compat.mask_buffer(self._worker, requests)
+        if mask is None:
+            mask = self._own_mask(self._width * (window.bound + requests * self._width))
+        positions = torch.empty(trees.tokens.numel(), dtype=torch.int64, device=mask.device)
+        tree_mask(trees.parents, window.lengths, out=TreeMasks(positions=positions, full_mask=mask))
+        return compat.run_verify(self._worker, batch, window, trees.tokens, positions, mask)
+
+    def _own_mask(self, cells: int) -> torch.Tensor:
+        """A mask for a batch that no captured graph serves; prefix cells are never read."""
+        if len(self._mask) < cells:
+            self._mask = torch.zeros(2 * cells, dtype=torch.bool, device=self._mask.device)
+        return self._mask
+
+    def _accept(self, batch: Any, window: compat.Window, trees: DraftTrees, logits: torch.Tensor) -> Accepted:
+        depth, sampling = self._block - 1, batch.sampling_info
+        if sampling is None or sampling.is_all_greedy:
+            samples = logits.argmax(-1).view_as(trees.tokens)
+            return tree_accept(trees.tokens, trees.parents, samples, depth=depth)
+        law = LawTensors(
+            temperature=sampling.temperatures.reshape(-1),
+            top_k=sampling.top_ks.to(torch.int32),
+            top_p=sampling.top_ps,
+            min_p=sampling.min_ps,
+        )
+        numbers = uniforms(self._seeds_of(batch), window.lengths, depth + 1)
+        return tree_accept_sampled(trees.tokens, trees.parents, logits, law, numbers)
+
+    def _seeds_of(self, batch: Any) -> torch.Tensor:
+        """Seeds int64 [batch] on the device; copied there when the batch changes."""
+        names = tuple(req.rid for req in batch.reqs)
+        if self._seeds is None or self._seeds[0] != names:
+            seeds = [seed_of(req.rid, req.sampling_params.sampling_seed) for req in batch.reqs]
+            self._seeds = names, torch.tensor(seeds).to(self._worker.device, non_blocking=True)
+        return self._seeds[1]
+
+    def _commit(self, window: compat.Window, accepted: Accepted, output: Any) -> None:
+        """Move the accepted rows of the target's KV to the front; write their features into the drafter's KV."""
+        if self._table is None:
+            self._table = PoolTable.of(compat.kv_buffers(self._worker))
+        kv_compact(self._table, window.slots, accepted.path, accepted.lengths)
+        rows = feature_gather(output.hidden_states, accepted.path, accepted.lengths, window.slots, window.lengths)
+        self._worker._append_target_hidden_to_draft_kv_by_loc(
+            target_hidden=rows.features.flatten(0, 1),
+            cache_loc=rows.slots.flatten(),
+            positions=rows.positions.flatten(),
+        )
+        output.hidden_states = None  # large; the scheduler would copy it to the host
+
+
+def extend(parent: type, block_of: Callable[[Any], int], add: Callable[[Metrics], None]) -> type:
+    """Return the worker class on top of DFLASH's; ``block_of`` reads the drafter's block, ``add`` takes counters."""
+
+    class DDTreeWorker(parent):  # type: ignore[misc]
+        """DFLASH's worker with a tree between draft and verify."""
+
+        def __init__(self, server_args: Any, *arguments: Any, **options: Any) -> None:
+            compat.check()
+            block = block_of(server_args)  # asked for while the parent builds the draft's runner
+            super().__init__(server_args, *arguments, **options)
+            width = self.speculative_num_draft_tokens
+            refused = compat.unserved(self)
+            if refused:
+                raise ConfigError(f"--speculative-algorithm DDTREE does not serve: {'; '.join(refused)}")
+            compat.use_block(self, block)
+            self.steps = Steps(self, block, width)
+            add(self.steps.metrics)
+
+        def _maybe_build_draft_sampler(self) -> Any:
+            """What the draft's graph runs after the drafter: the trees instead of an argmax."""
+            return self.steps.draft
+
+        def forward_batch_generation(self, batch: Any, on_publish: Any = None, *rest: Any, **options: Any) -> Any:
+            """Prefill and idle batches as DFLASH; a decode step with a tree."""
+            mode = batch.forward_mode
+            if mode.is_extend() or batch.is_extend_in_batch or mode.is_idle():
+                return super().forward_batch_generation(batch, on_publish, *rest, **options)
+            return self.steps.decode(batch, on_publish)
+
+        def on_verify_complete_cpu(self, num_correct_drafts_per_req: list[int], *rest: Any, **options: Any) -> None:
+            """Count the accepted depths, which SGLang has on the host by now."""
+            self.steps.metrics.accept(num_correct_drafts_per_req)
+
+    return DDTreeWorker
