@@ -68,12 +68,20 @@ def test_the_key_is_sent(run, stub: Stub) -> None:
     assert run("probe", stub.url, "--interval", "0", "--api-key", "secret")[0] == 0
 
 
-def test_probe_shows_what_every_rank_serves(run, stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "160")
+def test_probe_shows_what_every_rank_serves(run, stub: Stub) -> None:
     code, out, err = run("probe", stub.url, "--interval", "0", "--expect", "validate")
     assert (code, err) == (0, "")
     assert "group 1: treeverify 0.1.0 in sglang 0.5.17" in out
-    for expected in ("portable on cuda:0", "1/4/7", "1024 rows", "1 of 2 ULP; layer 0, node 3, head 7", "torch.uint8"):
+    for expected in (
+        "portable",
+        "validate 4",
+        "on 7",
+        "1024 rows, NaN/Inf differ in 0",
+        "worst 1 of 2 ULP",
+        "layer 0, node 3, head 7",
+        "0 breaches, 0 dumped",
+        "torch.uint8",
+    ):
         assert expected in out
     assert "problem" not in out
 

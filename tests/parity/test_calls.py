@@ -143,7 +143,7 @@ def test_the_live_case_passes_and_every_result_is_measured() -> None:
     report = replay(load(LIVE), CPU)
     assert not report.worse
     assert report.judged == "split_kv"
-    assert [result.name for result in report.results] == [BASELINE, "split_kv", "reference in float32, rounded"]
+    assert [result.name for result in report.results] == [BASELINE, "split_kv", "float32 reference"]
     for result in report.results:
         assert 0 < result.relative < 2.5e-3
         assert 0 < result.max_row_ulp <= RESULT_ULP

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from treeverify.env import VerifyMode, parse_verify_mode
+from treeverify.env import parse_verify_mode
 from treeverify.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -108,28 +108,29 @@ def _show_states(states: list[PluginState]) -> None:
     console = Console()
     for group, state in enumerate(states):
         title = f"group {group}: treeverify {state.version} in {state.engine}"
-        table = Table("rank", "mode", "kernel", "calls off/validate/on", "compared", "worst", "breaches", title=title)
+        table = Table("rank", "mode, kernel", "passes", "validate found", title=title, show_lines=True)
         for rank in state.ranks:
             if not rank.backends:
-                table.add_row(str(rank.rank), rank.mode, "none of ours")
+                table.add_row(str(rank.rank), f"{rank.mode}\nno backend of ours")
             for backend in rank.backends:
-                table.add_row(str(rank.rank), rank.mode, f"{backend.kernel} on {backend.device}", *_figures(backend))
+                served = "\n".join(f"{mode} {counts.calls}" for mode, counts in backend.served.items())
+                table.add_row(str(rank.rank), f"{rank.mode}\n{backend.kernel}", served, _found(backend))
         console.print(table)
         console.print(_shapes(state))
 
 
-def _figures(backend: BackendState) -> tuple[str, str, str, str]:
-    calls = "/".join(str(backend.served[mode].calls) if mode in backend.served else "0" for mode in VerifyMode)
-    rows = sum(layer.rows for layer in backend.layers)
-    mismatched = sum(layer.mismatched_rows for layer in backend.layers)
+def _found(backend: BackendState) -> str:
     worst = max(backend.layers, key=lambda layer: layer.max_row_ulp, default=None)
-    where = "-"
-    if worst is not None:
-        where = f"{worst.max_row_ulp:.3g} of {backend.bound_ulp:g} ULP"
-        if worst.worst_node >= 0:
-            where += f"; layer {worst.layer}, node {worst.worst_node}, head {worst.worst_head}"
-    compared = f"{rows} rows" + (f", {mismatched} mismatched" if mismatched else "")
-    return calls, compared, where, f"{backend.breaches} ({backend.dumps} dumped)"
+    if worst is None:
+        return "nothing compared yet"
+    rows = sum(layer.rows for layer in backend.layers)
+    where = f"\nlayer {worst.layer}, node {worst.worst_node}, head {worst.worst_head}" if worst.worst_node >= 0 else ""
+    mismatched = sum(layer.mismatched_rows for layer in backend.layers)
+    return (
+        f"{rows} rows, NaN/Inf differ in {mismatched}\n"
+        f"worst {worst.max_row_ulp:.2g} of {backend.bound_ulp:g} ULP{where}\n"
+        f"{backend.breaches} breaches, {backend.dumps} dumped"
+    )
 
 
 def _shapes(state: PluginState) -> Table:
@@ -153,7 +154,7 @@ def _show_replay(call: RecordedCall, report: Report) -> None:
 
     notes = "".join(f", {name} {value}" for name, value in sorted(call.notes.items()))
     print(f"{call.nodes} nodes, {call.heads} heads, {call.prefix} prefix rows, {call.q.dtype}{notes}")
-    table = Table("result", "relative error", "max ULP of its row", "worst node", "worst head", "NaN/Inf differ")
+    table = Table("against float64", "relative", "row ULP", "node", "head", "NaN/Inf")
     for result in report.results:
         figures = (f"{result.relative:.3e}", f"{result.max_row_ulp:.3g}", result.node, result.head, result.mismatched)
         table.add_row(result.name, *map(str, figures))

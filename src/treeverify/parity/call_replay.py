@@ -62,7 +62,7 @@ def replay(call: RecordedCall, device: torch.device) -> Report:
         if name != "reference":
             found[name] = tree_attention(*arguments, implementation=name, **options)[0]
     single, _ = tree_attention_reference(*arguments, dtype=torch.float32, **options)
-    found["reference in float32, rounded"] = single.to(call.q.dtype)
+    found["float32 reference"] = single.to(call.q.dtype)
     results = tuple(_measure(name, exact, result.to(device)) for name, result in found.items())
     by_name = {result.name: result for result in results}
     judged = OURS if call.ours is not None else IMPLEMENTATIONS[device.type][0]
