@@ -63,7 +63,7 @@ def server(**changes: Any) -> Iterator[None]:
         "pp_size": 1,
         "dp_size": 1,
     }
-    ranks = get_parallel().override(attn_tp_size=1, attn_dcp_size=1, attn_dcp_rank=0)
+    ranks = get_parallel().override(attn_tp_size=1, attn_dcp_size=1, attn_dcp_rank=0, dp_rank=None, tp_rank=0)
     with ranks, get_context().override_server_args(**(arguments | changes)):
         yield
 

@@ -17,6 +17,7 @@ from treeverify.control.schema import PluginState
 from treeverify.env import VerifyMode
 from treeverify.errors import ConfigError
 from treeverify.integrations.sglang import compat, hooks, modes, names, plugin, probe
+from treeverify.integrations.sglang.ddtree import plugin as ddtree
 
 TARGET, DRAFT = SimpleNamespace(is_draft_worker=False), SimpleNamespace(is_draft_worker=True)
 
@@ -33,6 +34,10 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     monkeypatch.setattr(compat, "check", lambda: None)
     monkeypatch.setattr(compat, "register", lambda factory: seen.update(factory=factory))
     monkeypatch.setattr(hooks, "install", lambda providers: seen.update(providers=providers))
+    monkeypatch.setattr(ddtree, "register", lambda: None)
+    monkeypatch.setattr(probe, "_observer", None)
+    monkeypatch.setattr(compat, "place", lambda runner: (0, 0))
+    monkeypatch.setattr(compat, "metrics_enabled", lambda: False)
     monkeypatch.setattr(compat, "stock_backend", lambda runner: "stock")
     monkeypatch.setattr(compat, "stock_class", lambda: FakeParent)
     return seen

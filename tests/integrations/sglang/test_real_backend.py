@@ -34,6 +34,7 @@ BOUND = 1e-5
 @pytest.fixture(autouse=True)
 def activated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "_served", [])
+    monkeypatch.setattr(probe, "_observer", None)
     monkeypatch.setattr(modes, "_current", None)
     monkeypatch.delenv("KDTREE_VERIFY_ALLOW", raising=False)
     plugin.activate()
@@ -66,7 +67,8 @@ def test_every_name_and_signature_is_as_expected_in_0_5_17() -> None:
     assert oldest.is_dir(), "scripts/sglang_cpu_env.sh installs it there"
     code = """
 from treeverify.integrations.sglang import compat, hooks, plugin, probe
-plugin.activate(); compat.check(); hooks.install(hooks.Providers(probe.rank, probe.server, plugin.create_draft))
+plugin.activate(); compat.check()
+hooks.install(hooks.Providers(probe.rank, probe.server, plugin.create_draft, probe.step))
 compat.check(); print(compat.version())
 """
     environment = os.environ | {"PYTHONPATH": str(oldest)}
@@ -193,7 +195,7 @@ def test_dflash_builds_no_mask_for_ours_as_for_the_parent(monkeypatch: pytest.Mo
 
 
 def _install() -> None:
-    hooks.install(hooks.Providers(probe.rank, probe.server, plugin.create_draft))
+    hooks.install(hooks.Providers(probe.rank, probe.server, plugin.create_draft, probe.step))
 
 
 def test_draft_backends_of_our_name_are_ours_for_extend_and_tritons_for_decode(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,7 +81,9 @@ def test_a_switch_is_answered_and_counted(scheduler: Any, monkeypatch: pytest.Mo
 
 def test_the_info_carries_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hooks, "gather", lambda _, make: [make(0), make(1)])
-    providers = hooks.Providers(rank=lambda n: f"rank {n}", server=lambda ranks: {"ranks": ranks}, draft=lambda _: None)
+    providers = hooks.Providers(
+        rank=lambda n: f"rank {n}", server=lambda ranks: {"ranks": ranks}, draft=lambda _: None, step=lambda: None
+    )
     ask = hooks._with_report(lambda *_: SimpleNamespace(internal_state={"tp_size": 2}), providers)
     assert ask(None, None).internal_state == {"tp_size": 2, STATE_KEY: {"ranks": ["rank 0", "rank 1"]}}
 

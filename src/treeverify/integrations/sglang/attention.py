@@ -22,6 +22,7 @@ from treeverify.env import VerifyMode
 from treeverify.errors import ContractError
 from treeverify.integrations.sglang import calls, compat
 from treeverify.integrations.sglang.counters import Counters
+from treeverify.integrations.sglang.dump import Dumper
 from treeverify.integrations.sglang.modes import Switch
 from treeverify.ops.tree_attention.api import choose, tree_attention
 from treeverify.ops.tree_attention.contract import LATENT, OPERATOR
@@ -32,7 +33,7 @@ logger = logging.getLogger(__name__)
 class Verifier:
     """What one backend needs to serve its calls, and what the probe reports of it."""
 
-    def __init__(self, switch: Switch, facts: compat.Facts, dtype: torch.dtype) -> None:
+    def __init__(self, switch: Switch, facts: compat.Facts, dtype: torch.dtype, dumper: Dumper | None = None) -> None:
         self.switch = switch
         self.facts = facts
         self.kernel = choose(facts.device, None)
@@ -42,6 +43,7 @@ class Verifier:
         self.shapes: dict[tuple[int, int, int, str], set[str]] = {}
         """(requests, nodes, heads, mask dtype) of the calls made from the host, captures included, with their modes."""
         self.left_to_parent: Counter[str] = Counter()
+        self.dumper = dumper
         self._dtype = dtype
         self._capacity = 0
         self._kept: list[torch.Tensor] = []
@@ -121,7 +123,9 @@ class Verifier:
         """Mode validate: ours beside ``served``, the difference into the counters."""
         self.room(call.q.shape[0], call.nodes)
         ours = self.attend(call, VerifyMode.VALIDATE, self._shadow[: call.q.shape[0]])
-        self.counters.record(call.layer, served, ours, call.slots != 0, call.nodes)
+        score = self.counters.record(call.layer, served, ours, call.slots != 0, call.nodes)
+        if self.dumper is not None:
+            self.dumper.capture(call, served, ours, score)
         self._count(call, VerifyMode.VALIDATE)
 
     def served_off(self, batch: Any) -> None:

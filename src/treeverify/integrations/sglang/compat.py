@@ -49,6 +49,7 @@ _PARAMETERS: Mapping[str, str] = {
     f"{DRAFT_FACTORY}._create_triton_prefill_backend": "self",
     f"{SCHEDULER}.get_internal_state": "self recv_req",
     f"{SCHEDULER}.set_internal_state": "self recv_req",
+    f"{SCHEDULER}.run_batch": "self batch",
     SWITCH_REPLY: "rid http_worker_ipc updated",
     f"{FULL_GRAPHS}.capture_one": "self shape_key forward_fn",
     f"{FULL_GRAPHS}.capture_session": "self stream",
@@ -126,6 +127,18 @@ def stock_class() -> type:
 def is_draft(runner: Any) -> bool:
     """Tell whether ``runner`` runs a draft model."""
     return bool(read(runner, "is_draft_worker"))
+
+
+def place(runner: Any) -> tuple[int, int]:
+    """Return the data-parallel group of this process, 0 where there is one, and its rank in it."""
+    parallel = find(f"{_CONTEXT}.get_parallel")()
+    owner = getattr(runner, "ps", parallel)  # 0.5.17 keeps the replica's number with the runner
+    return read(owner, "dp_rank") or 0, read(parallel, "tp_rank")
+
+
+def metrics_enabled() -> bool:
+    """Tell whether the server exports metrics (--enable-metrics)."""
+    return bool(read(find(f"{_CONTEXT}.get_observability")(), "enable_metrics"))
 
 
 def refusals(backend: Any, runner: Any, switched: bool) -> Iterator[str]:

@@ -29,6 +29,8 @@ class Providers(NamedTuple):
     """Entry of the info query, from the states of all ranks."""
     draft: Callable[[Any], Any]
     """Our backend for a draft's extend calls, None to keep SGLang's."""
+    step: Callable[[], None]
+    """After each forward pass: what is due beside serving."""
 
 
 def install(providers: Providers) -> None:
@@ -39,6 +41,7 @@ def install(providers: Providers) -> None:
     scheduler = find(compat.SCHEDULER)
     _wrap(scheduler, "get_internal_state", lambda stock: _with_report(stock, providers))
     _wrap(scheduler, "set_internal_state", _with_switch)
+    _wrap(scheduler, "run_batch", lambda stock: _with_step(stock, providers.step))
     full = find(compat.FULL_GRAPHS)
     _wrap(full, "capture_one", graphs.with_modes)
     _wrap(full, "capture_session", graphs.with_measure)
@@ -73,6 +76,15 @@ def _with_report(stock: Stock, providers: Providers) -> Stock:
         return answer
 
     return get_internal_state
+
+
+def _with_step(stock: Stock, step: Callable[[], None]) -> Stock:
+    def run_batch(*arguments: Any, **options: Any) -> Any:
+        result = stock(*arguments, **options)
+        step()
+        return result
+
+    return run_batch
 
 
 def _with_switch(stock: Stock) -> Stock:

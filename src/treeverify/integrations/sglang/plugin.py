@@ -43,7 +43,8 @@ def create(runner: Any) -> Any:
 
     switch = modes.current()
     compat.check()
-    hooks.install(hooks.Providers(probe.rank, probe.server, create_draft))
+    hooks.install(hooks.Providers(probe.rank, probe.server, create_draft, probe.step))
+    probe.observe(*compat.place(runner), compat.metrics_enabled())
     if switch.stock or compat.is_draft(runner):
         return compat.stock_backend(runner)
     backend, refused = _build(runner, draft=False)
@@ -71,7 +72,8 @@ def create_draft(runner: Any) -> Any:
 
 def _build(runner: Any, draft: bool) -> tuple[Any, list[str]]:
     """Return a backend and no refusals, or the refusals."""
-    from treeverify.integrations.sglang import compat, modes, probe
+    from treeverify.env import VerifyMode
+    from treeverify.integrations.sglang import compat, dump, modes, names, probe
     from treeverify.integrations.sglang.attention import Verifier
     from treeverify.integrations.sglang.backend import extend
 
@@ -79,7 +81,13 @@ def _build(runner: Any, draft: bool) -> tuple[Any, list[str]]:
     backend = extend(compat.stock_class())(runner)
     refused = list(compat.refusals(backend, runner, switched=len(switch.allowed) > 1))
     if not refused:
+        facts, dtype, dumper = compat.facts(backend, runner), compat.kv_dtype(backend), None
+        if VerifyMode.VALIDATE in switch.allowed:
+            group, rank = compat.place(runner)
+            label = f"dp{group}-tp{rank}-draft" if draft else f"dp{group}-tp{rank}"
+            sizes = dump.Sizes(facts.nodes, facts.heads, facts.max_prefix, dtype, facts.device)
+            dumper = dump.from_environment(label, sizes, {"engine": f"sglang {names.version()}"})
         backend.draft = draft
-        backend.verifier = Verifier(switch, compat.facts(backend, runner), compat.kv_dtype(backend))
+        backend.verifier = Verifier(switch, facts, dtype, dumper)
         probe.add(backend.verifier)
     return backend, refused

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 
 import treeverify
+from treeverify.control.metrics import Metrics
 from treeverify.control.schema import BackendState, LayerCounts, ModeCounts, PluginState, RankState, Shape
 from treeverify.integrations.sglang import modes, names
 from treeverify.integrations.sglang.attention import Verifier
 from treeverify.integrations.sglang.counters import BOUND_ULP
+from treeverify.integrations.sglang.observer import Observer
 
 _served: list[Verifier] = []
+_observer: Observer | None = None
 
 
 def add(verifier: Verifier) -> None:
@@ -18,9 +21,23 @@ def add(verifier: Verifier) -> None:
     _served.append(verifier)
 
 
-def rank(number: int) -> RankState:
-    """Return mode, switches and counts of this process, rank ``number`` of its group. Waits for the device.
+def observe(group: int, number: int, metrics: bool) -> None:
+    """Do the rounds of rank ``number`` of ``group`` from now on, with ``metrics`` exported or not."""
+    global _observer
+    if _observer is None:
+        _observer = Observer(_served, lambda: rank(number, wait=False), Metrics(group) if metrics else None)
 
+
+def step() -> None:
+    """Do what is due after a forward pass. Waits for the device only to write a dump."""
+    if _observer is not None:
+        _observer.tick()
+
+
+def rank(number: int, wait: bool = True) -> RankState:
+    """Return mode, switches and counts of this process, rank ``number`` of its group.
+
+    Waits for the device, and writes a call that is to be dumped; without ``wait``, counts are the last snapshot's.
     ``backends`` has the target's first, then a draft's; it is empty where SGLang's own backend serves.
     """
     switch = modes.current()
@@ -31,7 +48,7 @@ def rank(number: int) -> RankState:
         allowed=list(switch.allowed),
         switches=switch.switches,
         switched_at=switch.switched_at,
-        backends=[_backend(verifier) for verifier in _served],
+        backends=[_backend(verifier, wait) for verifier in _served],
     )
 
 
@@ -41,8 +58,10 @@ def server(ranks: list[RankState]) -> dict[str, object]:
     return state.model_dump(mode="json")
 
 
-def _backend(verifier: Verifier) -> BackendState:
-    facts, figures = verifier.facts, verifier.counters.read()
+def _backend(verifier: Verifier, wait: bool) -> BackendState:
+    facts, figures, dumper = verifier.facts, verifier.counters.read(wait), verifier.dumper
+    if dumper is not None and wait:
+        dumper.drain(wait=True)
     served = {name: ModeCounts(**counts) for name, counts in figures["served"].items()}
     return BackendState(
         kernel=verifier.kernel,
@@ -51,7 +70,7 @@ def _backend(verifier: Verifier) -> BackendState:
         nodes=facts.nodes,
         bound_ulp=BOUND_ULP,
         breaches=figures["breaches"],
-        dumps=0,
+        dumps=0 if dumper is None else dumper.written,
         shapes=[
             Shape(requests=requests, nodes=nodes, heads=heads, mask=mask, modes=sorted(seen))
             for (requests, nodes, heads, mask), seen in sorted(verifier.shapes.items())
