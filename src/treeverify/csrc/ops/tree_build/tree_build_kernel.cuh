@@ -54,7 +54,8 @@ __device__ __forceinline__ int best_entry(const BuildShared& s, int used, int la
   uint32_t lanes = __ballot_sync(0xffffffffu, tied);
   for (int word = 0; word < kRankWords && __popc(lanes) > 1; ++word) {
     const uint32_t ranks = tied ? s.ranks[best][word] : 0xffffffffu;
-    tied = tied && ranks == __reduce_min_sync(0xffffffffu, ranks);
+    const uint32_t smallest = __reduce_min_sync(0xffffffffu, ranks);
+    tied = tied && ranks == smallest;
     lanes = __ballot_sync(0xffffffffu, tied);
   }
   return lanes == 0 ? -1 : __shfl_sync(0xffffffffu, best, __ffs(static_cast<int>(lanes)) - 1);

@@ -1,0 +1,39 @@
+"""Every check of the tree operators on every implementation: torch references, CUDA code in the emulator, a GPU."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+from emulated import Emulated, compile_library
+from implementations import Api
+
+MODULES = ("check_build", "check_accept", "check_commit", "check_mask", "check_topk")
+CHECKS = {
+    f"{module[6:]}-{name}": check
+    for module in MODULES
+    for name, check in importlib.import_module(module).CHECKS.items()
+}
+
+
+@pytest.fixture(scope="session")
+def emulated(tmp_path_factory):
+    return Emulated(compile_library(tmp_path_factory.mktemp("emulated")))
+
+
+@pytest.fixture(
+    params=[
+        "reference",
+        pytest.param("emulated", marks=pytest.mark.slow),
+        pytest.param("cuda", marks=pytest.mark.gpu),
+    ]
+)
+def ops(request):
+    if request.param == "emulated":
+        return request.getfixturevalue("emulated")
+    return Api("cpu" if request.param == "reference" else "cuda")
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_check(ops, name):
+    CHECKS[name](ops)
