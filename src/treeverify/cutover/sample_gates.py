@@ -9,7 +9,7 @@ import numpy as np
 from treeverify.cutover import statistics
 from treeverify.cutover.limits import Limits
 from treeverify.cutover.samples import Generation, Position, Sample
-from treeverify.cutover.statistics import Estimate, Test
+from treeverify.cutover.statistics import Estimate, Risk
 from treeverify.cutover.verdict import Figure, Stage, Verdict, few
 from treeverify.parity.law import holm
 
@@ -87,13 +87,13 @@ def statistical(stage: Stage, baseline: Sample, candidate: Sample, limits: Limit
     """
     pairs = statistics.forced_pairs(baseline, candidate)
     prompts = len({pair.prompt for pair in pairs})
-    test = Test(limits.alpha / limits.looks / len(FAMILY), limits.power)
+    risk = Risk(limits.alpha / limits.looks / len(FAMILY), limits.power)
     if prompts < limits.prompts:
         return [_too_little(stage, f"{prompts} prompts can be compared", limits)]
-    lengths = _acceptance(baseline, candidate, test)
+    lengths = _acceptance(baseline, candidate, risk)
     if lengths is None:
         return [_too_little(stage, "the server does not tell its acceptance lengths", limits)]
-    findings = [lengths, *_forced(pairs, limits, test)]
+    findings = [lengths, *_forced(pairs, limits, risk)]
     adjusted = holm([finding.p for finding in findings])
     verdicts = []
     for finding, p in zip(findings, adjusted, strict=True):
@@ -116,7 +116,7 @@ def statistical(stage: Stage, baseline: Sample, candidate: Sample, limits: Limit
 
 def speed(stage: Stage, baseline: Sample, candidate: Sample, limits: Limits) -> Verdict:
     """Tokens per second, candidate over baseline; fails where the whole interval lies below the threshold."""
-    found = statistics.speed_ratio(baseline, candidate, Test(limits.alpha, limits.power))
+    found = statistics.speed_ratio(baseline, candidate, Risk(limits.alpha, limits.power))
     floor = limits.speed_ratio
     threshold = "recorded, not judged" if floor is None else f"the {1 - limits.alpha:.0%} interval reaches {floor:g}"
     if found is None:
@@ -143,7 +143,7 @@ def _first_difference(mine: Generation, its: Generation) -> int | None:
     return next((place for place, (a, b) in enumerate(pairs) if a.token != b.token), None)
 
 
-def _acceptance(baseline: Sample, candidate: Sample, test: Test) -> _Finding | None:
+def _acceptance(baseline: Sample, candidate: Sample, risk: Risk) -> _Finding | None:
     """Acceptance lengths of the generations, as distributions; None where a server did not tell them."""
     theirs = {found.prompt: found for found in candidate.generations}
     mine = [found for found in baseline.generations if found.prompt in theirs]
@@ -155,7 +155,7 @@ def _acceptance(baseline: Sample, candidate: Sample, test: Test) -> _Finding | N
     lengths = np.arange(1, width + 1)
     means = [(found @ lengths) / found.sum(1) for found in (before, after)]
     distance, p = statistics.shorter(before, after)
-    drop = statistics.beyond(means[0] - means[1], 0.0, test)
+    drop = statistics.beyond(means[0] - means[1], 0.0, risk)
     return _Finding(
         "acceptance",
         p,
@@ -174,7 +174,7 @@ def _acceptance(baseline: Sample, candidate: Sample, test: Test) -> _Finding | N
     )
 
 
-def _forced(pairs: list[statistics.Pair], limits: Limits, test: Test) -> list[_Finding]:
+def _forced(pairs: list[statistics.Pair], limits: Limits, risk: Risk) -> list[_Finding]:
     """Log-probability, top-1, top-k and divergence on the forced text."""
     k = limits.top_k
     changes = statistics.by_prompt(pairs, [statistics.logprob_change(pair) for pair in pairs])
@@ -182,7 +182,7 @@ def _forced(pairs: list[statistics.Pair], limits: Limits, test: Test) -> list[_F
     findings = [
         _finding(
             "logprob",
-            statistics.beyond(changes, limits.logprob, test, both_sides=True),
+            statistics.beyond(changes, limits.logprob, risk, both_sides=True),
             f"mean change within {limits.logprob:g} nats per token",
             "log-probability changed by",
             len(pairs),
@@ -190,7 +190,7 @@ def _forced(pairs: list[statistics.Pair], limits: Limits, test: Test) -> list[_F
     ]
     for gate, size in (("top-1", 1), ("top-k", k)):
         shares = np.array([statistics.disagreement(pair, size, limits.near_tie) for pair in pairs])
-        unexplained = statistics.beyond(statistics.by_prompt(pairs, shares[:, 0] - shares[:, 1]), 0.0, test)
+        unexplained = statistics.beyond(statistics.by_prompt(pairs, shares[:, 0] - shares[:, 1]), 0.0, risk)
         findings.append(
             _finding(
                 gate,
@@ -201,7 +201,7 @@ def _forced(pairs: list[statistics.Pair], limits: Limits, test: Test) -> list[_F
                 len(pairs),
             )
         )
-    divergence = statistics.beyond(kl, limits.kl, test)
+    divergence = statistics.beyond(kl, limits.kl, risk)
     findings.append(_finding("kl", divergence, f"mean KL within {limits.kl:g} nats per token", "KL", len(pairs)))
     return findings
 

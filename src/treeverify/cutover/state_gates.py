@@ -10,6 +10,7 @@ from treeverify.cutover.limits import Limits
 from treeverify.cutover.samples import Sample
 from treeverify.cutover.verdict import Stage, Verdict, few
 from treeverify.env import VerifyMode
+from treeverify.errors import ConfigError
 from treeverify.ops.tree_attention.difference import ROW_EDGES
 
 States = Sequence[PluginState]
@@ -81,7 +82,7 @@ def parity(stage: Stage, before: States, after: States, limits: Limits) -> Verdi
     """
     if limits.usual_ulp not in ROW_EDGES:
         edges = ", ".join(f"{edge:g}" for edge in ROW_EDGES)
-        raise ValueError(f"limits: usual_ulp: expected an edge of the histogram ({edges}), got {limits.usual_ulp:g}")
+        raise ConfigError(f"limits: usual_ulp: expected an edge of the histogram ({edges}), got {limits.usual_ulp:g}")
     rows = list(_rows({} if stage == "soak" else _layers(before), after, limits.usual_ulp))
     problems = [problem for row in rows for problem in _problems(row, limits)]
     for name, rank in _ranks(after):

@@ -38,14 +38,14 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Test:
+class Risk:
     """Which errors the tests may make: ``level`` of one test's false alarms, ``power`` of the detectable effect."""
 
     level: float
     power: float
 
 
-def beyond(values: Sequence[float] | Array, margin: float, test: Test, *, both_sides: bool = False) -> Estimate:
+def beyond(values: Sequence[float] | Array, margin: float, risk: Risk, *, both_sides: bool = False) -> Estimate:
     """Is the mean of one value per prompt above ``margin`` (or, with ``both_sides``, below ``-margin``)? Student's t.
 
     Skew to the right, as divergences have it, makes the test careful: it then alarms less often than ``level``.
@@ -57,8 +57,8 @@ def beyond(values: Sequence[float] | Array, margin: float, test: Test, *, both_s
     distance = (abs(mean) if both_sides else mean) - margin
     certain = 0.0 if distance > 0 else 1.0  # no spread at all: the mean is what it is
     p = min(1.0, sides * float(stdtr(n - 1, -distance / error))) if error > 0 else certain
-    half = float(stdtrit(n - 1, 1 - test.level / 2)) * error
-    reach = float(stdtrit(n - 1, 1 - test.level / sides) + stdtrit(n - 1, test.power)) * error
+    half = float(stdtrit(n - 1, 1 - risk.level / 2)) * error
+    reach = float(stdtrit(n - 1, 1 - risk.level / sides) + stdtrit(n - 1, risk.power)) * error
     return Estimate(mean, mean - half, mean + half, p, margin + reach, n)
 
 
@@ -125,8 +125,8 @@ def divergence(pair: Pair) -> float:
     """Kullback-Leibler divergence, baseline from candidate, in nats, as far as the two lists of likeliest tokens show.
 
     A lower bound of the whole vocabulary's. Tokens that both lists name count singly. Of those that the baseline alone
-    names the candidate's list says that none is likelier than its last; where that bound tells them from the rest, they
-    count together, else they are part of the rest.
+    names the candidate's list says that none is likelier than its last, and all no likelier than what it leaves; where
+    that bound tells them from the rest, they count together, else they are part of the rest.
     """
     p, q = dict(pair.baseline.top), dict(pair.candidate.top)
     common, missing = sorted(p.keys() & q.keys()), sorted(p.keys() - q.keys())
@@ -135,7 +135,8 @@ def divergence(pair: Pair) -> float:
     rest_p, rest_q = (max(FLOOR, 1.0 - float(np.exp(logs).sum())) for logs in (log_p, log_q))
     total = float((np.exp(log_p) * (log_p - log_q)).sum())
     lost = float(np.exp([p[token] for token in missing]).sum())
-    most = min(len(missing) * float(np.exp(pair.candidate.top[-1][1])), rest_q)
+    unlisted = max(FLOOR, 1.0 - float(np.exp(list(q.values())).sum()))
+    most = min(len(missing) * float(np.exp(pair.candidate.top[-1][1])), unlisted)
     if lost * rest_q > most * rest_p and most > 0:
         total += _term(lost, most)
         rest_p, rest_q = max(FLOOR, rest_p - lost), max(FLOOR, rest_q - most)
@@ -172,7 +173,7 @@ def by_prompt(pairs: Sequence[Pair], values: Sequence[float]) -> Array:
     return np.array([np.mean(group) for group in groups.values()])
 
 
-def speed_ratio(baseline: Sample, candidate: Sample, test: Test) -> Estimate | None:
+def speed_ratio(baseline: Sample, candidate: Sample, risk: Risk) -> Estimate | None:
     """Candidate's tokens per second over the baseline's, geometric mean over prompts; None without two timed ones."""
 
     def rates(sample: Sample) -> dict[str, float]:
@@ -185,7 +186,7 @@ def speed_ratio(baseline: Sample, candidate: Sample, test: Test) -> Estimate | N
     common = [prompt for prompt in before if prompt in after]
     if len(common) < 2:
         return None
-    found = beyond([before[prompt] - after[prompt] for prompt in common], 0.0, test)
+    found = beyond([before[prompt] - after[prompt] for prompt in common], 0.0, risk)
     return Estimate(
         float(np.exp(-found.mean)),
         float(np.exp(-found.high)),
