@@ -1,24 +1,28 @@
 #!/bin/bash
-# Real SGLang 0.5.17 servers with the attention backend treeverify, on one GPU: see sglang_live.py.
+# Real SGLang 0.5.17 servers with the attention backend treeverify, on one GPU: see sglang_live.py for the parts.
+#   OUT=FOLDER scripts/gpu/sglang_live.sh [--parts packaged,forced] [--kinds eager,graph]
 # From the repository root, with .sglang/site.tar.xz (an installed tree of SGLang) and, to save compiling, its caches
 # in .sglang/cache.tar.xz (KEEP_CACHE=1 writes them to $OUT again). Records and logs go to $OUT.
 set -u
-root=$PWD; bundle=${SGLANG_BUNDLE:-$root/.sglang}; stage=$(mktemp -d); out=${OUT:?a folder for the records}
+root=$PWD; bundle=${SGLANG_BUNDLE:-$root/.sglang}; stage=${STAGE:-/tmp/treeverify-live}; out=${OUT:?a folder for the records}
 start=$(date +%s); lap() { echo "$1: $(($(date +%s) - start)) s"; }
-mkdir -p "$stage/site/treeverify-0.dist-info"
-export PYTHONPATH=$stage/site:$root/src PYTHONUNBUFFERED=1
-[ -f "$bundle/cache.tar.xz" ] && tar -C "$HOME" -xJf "$bundle/cache.tar.xz" &
-tar -C "$stage/site" -xJf "$bundle/site.tar.xz" || exit 9
-# What pip would write for the plugin to be found.
-printf 'Metadata-Version: 2.1\nName: treeverify\nVersion: 0\n' >"$stage/site/treeverify-0.dist-info/METADATA"
-printf '[sglang.srt.plugins]\ntreeverify = treeverify.integrations.sglang.plugin:activate\n' \
-  >"$stage/site/treeverify-0.dist-info/entry_points.txt"
-lap "unpacked"
-python3 -m compileall -q -j 8 "$stage/site/sglang" "$stage/site/transformers" >/dev/null 2>&1 &
+site=$stage/site; export PYTHONPATH=$site:$root/src PYTHONUNBUFFERED=1
+if [ ! -f "$stage/.ready" ]; then # a second run on the same machine finds it
+  mkdir -p "$site/treeverify-0.dist-info"
+  [ -f "$bundle/cache.tar.xz" ] && tar -C "$HOME" -xJf "$bundle/cache.tar.xz" &
+  tar -C "$site" -xJf "$bundle/site.tar.xz" || exit 9
+  # What pip would write for the plugin to be found.
+  printf 'Metadata-Version: 2.1\nName: treeverify\nVersion: 0\n' >"$site/treeverify-0.dist-info/METADATA"
+  printf '[sglang.srt.plugins]\ntreeverify = treeverify.integrations.sglang.plugin:activate\n' \
+    >"$site/treeverify-0.dist-info/entry_points.txt"
+  lap "unpacked"
+  python3 -m compileall -q -j 8 "$site/sglang" "$site/transformers" >/dev/null 2>&1 &
+  wait
+  touch "$stage/.ready"
+fi
 python3 -c 'import torch
 from treeverify.ops.tree_attention.cuda import prepare
 prepare(torch.device("cuda", 0))' || exit 8
-wait
 lap "kernel ready"
 python3 "$root/scripts/gpu/sglang_live.py" --out "$out" "$@"
 code=$?

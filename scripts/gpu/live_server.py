@@ -1,0 +1,193 @@
+"""A live SGLang server of a run, and what is asked of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+MODES = ("off", "validate", "on")
+NEAR_TIE = 0.25
+"""Nats between the two candidates at a first divergence: logits are bfloat16, of magnitude 16 to 32 here, whose spacing
+is 0.125; each side may round by half of it, and the hidden states behind them as well."""
+COMMON = shlex.split(
+    "--host 127.0.0.1 --skip-tokenizer-init --sampling-backend pytorch --grammar-backend none --dtype bfloat16 "
+    "--max-running-requests 8 --skip-server-warmup --random-seed 1 --mm-feature-transport cpu "
+    "--sleep-on-idle --log-level info --cuda-graph-backend-prefill disabled"
+)
+BY_KIND = {
+    "eager": ["--cuda-graph-backend-decode", "disabled"],
+    "graph": ["--cuda-graph-bs-decode", "1", "2", "4", "8"],
+}
+NGRAM = shlex.split(
+    "--speculative-algorithm NGRAM --speculative-num-draft-tokens 16 --speculative-ngram-max-bfs-breadth 4"
+)
+TREE = shlex.split("--speculative-num-steps 4 --speculative-eagle-topk 4 --speculative-num-draft-tokens 16")
+ENVIRONMENT = {
+    "SGLANG_IS_FLASHINFER_AVAILABLE": "false",
+    "SGLANG_ENABLE_JIT_DEEPGEMM": "0",
+    "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false",
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+class Server:
+    """One server process, started in mode ``off`` with every mode allowed unless ``environment`` says otherwise."""
+
+    def __init__(
+        self, name: str, model: Path, port: int, folder: Path, flags: Sequence[str], **environment: str
+    ) -> None:
+        self.name, self.port = name, port
+        self.log = folder / f"{name}.log"
+        command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(model)]
+        command += ["--port", str(port), "--nccl-port", str(port + 7), *COMMON, *flags]
+        settings = {"KDTREE_VERIFY": "off", "KDTREE_VERIFY_ALLOW": ",".join(MODES)} | environment
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                command,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=os.environ | ENVIRONMENT | settings,
+                start_new_session=True,
+                cwd=folder,
+            )
+
+    def ask(self, path: str, body: dict[str, Any] | None = None, timeout: float = 120) -> Any:
+        """Send one request and return the answer."""
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}{path}", data, {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=timeout) as answer:
+            text = answer.read()
+        try:
+            return json.loads(text or b"null")
+        except ValueError:
+            return text.decode(errors="replace")
+
+    def generate(self, prompts: list[list[int]], tokens: int, **more: Any) -> list[dict[str, Any]]:
+        """Greedy continuations of ``prompts``, sent as one request, so that they form one batch."""
+        parameters = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
+        found: list[dict[str, Any]] = self.ask(
+            "/generate", {"input_ids": prompts, "sampling_params": parameters, **more}
+        )
+        return found
+
+    def tokens(self, prompts: list[list[int]], tokens: int) -> list[list[int]]:
+        """Their tokens only."""
+        return [one["output_ids"] for one in self.generate(prompts, tokens)]
+
+    def switch(self, mode: str) -> None:
+        """Switch the mode of every rank; raises ``RuntimeError`` if the server refuses or its state says otherwise."""
+        answer = self.ask("/set_internal_state", {"server_args": {"treeverify_mode": MODES.index(mode)}})
+        found = {rank["mode"] for rank in self.state()["ranks"]}
+        if answer != [True] or found != {mode}:
+            raise RuntimeError(f"{self.name}: switch to {mode}: answer {answer}, modes {found}")
+
+    def state(self) -> dict[str, Any]:
+        """The plugin's entry of the info query."""
+        found: dict[str, Any] = self.ask("/server_info")["internal_states"][0]["treeverify"]
+        return found
+
+    def wait(self, until: float) -> bool:
+        """Wait until the server is up; False if it died or the time is over."""
+        while time.time() < until and self.process.poll() is None:
+            try:
+                self.ask("/health", timeout=2)
+            except (OSError, urllib.error.URLError):
+                time.sleep(0.5)
+            else:
+                return True
+        return False
+
+    def lines(self, word: str) -> list[str]:
+        """Lines of its log that hold ``word``."""
+        return [line for line in self.log.read_text(errors="replace").splitlines() if word in line]
+
+    def stop(self) -> None:
+        """Kill the server and its processes."""
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+
+
+def start(servers: Sequence[Server], seconds: float) -> list[str]:
+    """Wait for all; returns the names of those that did not come up, with the end of their log printed."""
+    until = time.time() + seconds
+    with ThreadPoolExecutor(len(servers)) as pool:
+        ready = list(pool.map(lambda server: server.wait(until), servers))
+    down = [server for server, is_ready in zip(servers, ready, strict=True) if not is_ready]
+    for server in down:
+        print(server.name, *server.log.read_text(errors="replace").splitlines()[-25:], sep="\n  | ", flush=True)
+    return [f"{server.name} did not come up" for server in down]
+
+
+def gap(server: Server, ids: list[int], candidates: tuple[int, int]) -> float | None:
+    """Difference of the two candidates' log probabilities after ``ids``, None if the server does not say."""
+    try:
+        meta = server.generate([ids], 1, return_logprob=True, top_logprobs_num=8)[0]["meta_info"]
+        found = {token: value for value, token, *_ in meta["output_top_logprobs"][0]}
+        return abs(found[candidates[0]] - found[candidates[1]])
+    except (OSError, KeyError, IndexError, TypeError, ValueError):
+        return None
+
+
+def divergences(
+    judge: Server, prompts: list[list[int]], expected: list[list[int]], got: list[list[int]]
+) -> list[dict[str, Any]]:
+    """First difference of each prompt's tokens, with the gap of the two candidates in the mode that ``judge`` is in."""
+    found = []
+    for number, (ids, want, have) in enumerate(zip(prompts, expected, got, strict=True)):
+        at = next((i for i, (a, b) in enumerate(zip(want, have, strict=False)) if a != b), None)
+        if at is not None:
+            pair = (want[at], have[at])
+            near = gap(judge, ids + want[:at], pair)
+            found.append({"prompt": number, "position": at, "tokens": pair, "gap": near, "bound": NEAR_TIE})
+    return found
+
+
+def wide(first: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those divergences that are no near-ties."""
+    return [one for one in first if one["gap"] is None or one["gap"] > NEAR_TIE]
+
+
+def summary(state: dict[str, Any]) -> list[dict[str, Any]]:
+    """Fold the layers of each backend, over all ranks."""
+    found = []
+    for rank in state["ranks"]:
+        for number, backend in enumerate(rank["backends"]):
+            layers = backend["layers"]
+            histogram = [sum(column) for column in zip(*(layer["histogram"] for layer in layers), strict=True)]
+            found.append(
+                {
+                    "rank": rank["rank"],
+                    "backend": "draft" if number else "target",
+                    "kernel": backend["kernel"],
+                    "served": backend["served"],
+                    "left_to_parent": backend["left_to_parent"],
+                    "breaches": backend["breaches"],
+                    "dumps": backend["dumps"],
+                    "layers": len(layers),
+                    "rows": sum(layer["rows"] for layer in layers),
+                    "mismatched_rows": sum(layer["mismatched_rows"] for layer in layers),
+                    "max_abs": max((layer["max_abs"] for layer in layers), default=0.0),
+                    "max_row_ulp": max((layer["max_row_ulp"] for layer in layers), default=0.0),
+                    "max_relative": max((layer["max_relative"] for layer in layers), default=0.0),
+                    "within_1_ulp": sum(histogram[:3]) / max(1, sum(histogram)),
+                    "histogram": histogram,
+                }
+            )
+    return found

@@ -1,0 +1,180 @@
+"""Parts of the live run that compare tokens: the packaged model, teacher-forced texts, other algorithms."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+from live_models import VOCAB
+from live_server import BY_KIND, MODES, NGRAM, TREE, Server, divergences, start, summary, wide
+
+ASSETS = Path(__file__).resolve().parents[2] / "src/treeverify/assets"
+SMALL = ["--context-length", "4096", "--max-total-tokens", "40000", "--mem-fraction-static", "0.7"]
+MEDIUM = ["--context-length", "8192", "--max-total-tokens", "60000", "--mem-fraction-static", "0.7"]
+DFLASH = ["--speculative-algorithm", "DFLASH", "--speculative-draft-attention-backend", "triton"]
+OURS = ["--attention-backend", "treeverify"]
+STEP = 8
+"""Tokens that one teacher-forced request continues."""
+
+
+def packaged(folder: Path, models: Path, kinds: list[str], startup: float) -> tuple[dict[str, Any], list[str]]:
+    """The packaged model with NGRAM trees of 16: one server per kind, tokens of each mode; bad settings are refused."""
+    short, long = _held()
+    flags = [*OURS, *NGRAM, *SMALL, "--disable-radix-cache"]
+    target = ASSETS / "target"
+    servers = {
+        kind: Server(f"packaged_{kind}", target, 20000 + 1500 * n, folder, [*flags, *BY_KIND[kind]])
+        for n, kind in enumerate(kinds)
+    }
+    eager = [*flags, *BY_KIND["eager"]]
+    bad = {
+        "KDTREE_VERIFY: expected one of": Server("bad_mode", target, 26000, folder, eager, KDTREE_VERIFY="yes"),
+        "KDTREE_VERIFY_ALLOW: expected": Server("bad_list", target, 27500, folder, eager, KDTREE_VERIFY_ALLOW="on"),
+    }
+    try:
+        failures = start(list(servers.values()), startup)
+        found = {}
+        if not failures:
+            for kind, server in servers.items():
+                found[kind] = _modes(server, short, long, failures)
+        for message, server in bad.items():
+            if server.process.poll() is None or not server.lines(message):
+                failures.append(f"{server.name}: not refused by name")
+    finally:
+        for server in [*servers.values(), *bad.values()]:
+            server.stop()
+    return found, failures
+
+
+def algorithms(folder: Path, models: Path, kinds: list[str], startup: float) -> tuple[dict[str, Any], list[str]]:
+    """STANDALONE and DFLASH on the random model: tokens and counters of each mode, the draft's backend included."""
+    draw = random.Random(7)
+    short = [[draw.randrange(2, VOCAB) for _ in range(n)] for n in (5, 37, 130, 300, 64, 91, 17, 250)]
+    long = [draw.randrange(2, VOCAB) for _ in range(3000)]
+    target, drafter = str(models / "target"), str(models / "dflash")
+    named = {
+        "standalone": ["--speculative-algorithm", "STANDALONE", "--speculative-draft-model-path", target, *TREE],
+        "dflash": [*DFLASH, "--speculative-draft-model-path", drafter],
+    }
+    pairs = [(kind, name) for kind in kinds for name in named]
+    servers = {
+        (kind, name): Server(
+            f"{name}_{kind}",
+            models / "target",
+            20000 + 1500 * n,
+            folder,
+            [*OURS, *named[name], *BY_KIND[kind], *MEDIUM, "--disable-radix-cache"],
+        )
+        for n, (kind, name) in enumerate(pairs)
+    }
+    found: dict[str, Any] = {}
+    try:
+        failures = start(list(servers.values()), startup)
+        if not failures:
+            for (kind, name), server in servers.items():
+                found.setdefault(kind, {})[name] = _modes(server, short, long, failures)
+                backends = found[kind][name]["summary"]
+                if name == "standalone" and len(backends) != 2:
+                    failures.append(f"{server.name}: {len(backends)} backends, expected the target's and the draft's")
+    finally:
+        for server in servers.values():
+            server.stop()
+    return found, failures
+
+
+def forced(folder: Path, models: Path, kinds: list[str], startup: float) -> tuple[dict[str, Any], list[str]]:
+    """Off's text of the 3k prompt, continued from every eighth token in off and on: same tokens, same acceptance?
+
+    One server whose mode is switched live, so that both modes draft from one NGRAM cache, which has seen all of the
+    texts before the first measured request. Then both write the text freely, in turns.
+    """
+    _, long = _held()
+    flags = [*OURS, *NGRAM, *SMALL, *BY_KIND["graph"]]
+    server = Server("forced", ASSETS / "target", 20000, folder, flags)
+    try:
+        failures = start([server], startup)
+        if failures:
+            return {}, failures
+        text = server.tokens([long], 192)[0]
+        for mode in ("on", "off"):
+            server.switch(mode)
+            for at in range(0, len(text) - STEP, STEP):
+                server.generate([long + text[:at]], STEP)
+        rows = []
+        for at in range(0, len(text) - STEP, STEP):
+            row: dict[str, Any] = {"at": at, "same_as_text": {}}
+            for mode in ("off", "on") if at // STEP % 2 else ("on", "off"):
+                server.switch(mode)
+                answer = server.generate([long + text[:at]], STEP)[0]
+                row[mode] = {"tokens": answer["output_ids"], **_steps(answer)}
+                row["same_as_text"][mode] = answer["output_ids"] == text[at : at + STEP]
+            server.switch("off")
+            row["first"] = divergences(server, [long + text[:at]], [row["off"]["tokens"]], [row["on"]["tokens"]])
+            rows.append(row)
+        free = []
+        for turn in range(12):
+            mode = ("off", "on")[turn % 2]
+            server.switch(mode)
+            answer = server.generate([long], 192)[0]
+            free.append({"mode": mode, "tokens": answer["output_ids"], **_steps(answer)})
+    finally:
+        server.stop()
+    first = [one for row in rows for one in row["first"]]
+    same = [row for row in rows if row["off"]["tokens"] == row["on"]["tokens"]]
+    found = {
+        "positions": len(rows),
+        "same_tokens": len(same),
+        "same_tokens_and_steps": sum(row["off"]["steps"] == row["on"]["steps"] for row in same),
+        "steps": {mode: sum(row[mode]["steps"] for row in same) for mode in ("off", "on")},
+        "divergences": first,
+        "free": [{name: value for name, value in one.items() if name != "tokens"} for one in free],
+        "free_texts": {mode: [one["tokens"] for one in free if one["mode"] == mode] for mode in ("off", "on")},
+        "rows": rows,
+    }
+    if wide(first):
+        failures.append(f"forced: {len(wide(first))} divergences that are no near-ties")
+    return found, failures
+
+
+def _modes(server: Server, short: list[list[int]], long: list[int], failures: list[str]) -> dict[str, Any]:
+    """Tokens of each mode in one server, alone and in a batch, against those of off; then its counters."""
+    tokens: dict[str, dict[str, list[list[int]]]] = {}
+    found: dict[str, Any] = {"divergences": {}, "accept": {}}
+    server.generate(short, 8)  # compiles Triton's kernels
+    for mode in MODES:
+        server.switch(mode)
+        alone = [server.generate([ids], 64)[0] for ids in [*short, long]]
+        together = server.tokens(short, 64)
+        tokens[mode] = {"single": [one["output_ids"] for one in alone], "batch": together}
+        found["accept"][mode] = [one["meta_info"].get("spec_accept_length") for one in alone]
+    found["state"] = server.state()
+    found["summary"] = summary(found["state"])
+    server.switch("off")
+    for mode in ("validate", "on"):
+        for how, prompts in (("single", [*short, long]), ("batch", short)):
+            first = divergences(server, prompts, tokens["off"][how], tokens[mode][how])
+            found["divergences"][f"{mode}_{how}"] = {"prompts": len(prompts), "first": first}
+            if wide(first):
+                failures.append(f"{server.name} {mode} {how}: {len(wide(first))} divergences that are no near-ties")
+    for one in found["summary"]:
+        judged = {name: one[name] for name in ("backend", "served", "left_to_parent", "rows", "max_row_ulp")}
+        if one["left_to_parent"] or one["mismatched_rows"] or not one["rows"] or not one["served"]["on"]["calls"]:
+            failures.append(f"{server.name}: {judged}")
+        if one["max_row_ulp"] > 2 or one["within_1_ulp"] < 0.999:
+            failures.append(f"{server.name}: beyond 2 ULP, or below 99.9% within 1: {judged}")
+    found["log"] = server.lines("treeverify")
+    print(json.dumps({"server": server.name, "summary": found["summary"], "failures": failures}), flush=True)
+    return found
+
+
+def _steps(answer: dict[str, Any]) -> dict[str, Any]:
+    meta = answer["meta_info"]
+    return {"steps": meta.get("spec_verify_ct") or 0, "accept": meta.get("spec_accept_length")}
+
+
+def _held() -> tuple[list[list[int]], list[int]]:
+    """Short held-out prompts, and one of 3000 tokens."""
+    held = [prompt["tokens"] for prompt in json.loads((ASSETS / "heldout.json").read_text())["prompts"]]
+    return [ids[: 24 + 8 * n] for n, ids in enumerate(held[:8])], [token for ids in held for token in ids][:3000]
