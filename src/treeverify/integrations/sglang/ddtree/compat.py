@@ -161,6 +161,11 @@ def unserved(worker: Any) -> list[str]:
     weight = getattr(head, "weight", None)
     if weight is None or not torch.is_floating_point(weight):
         found.append("a target without a dense output head")
+    shard = getattr(head, "shard_indices", None)
+    if getattr(shard, "num_added_elements", 0):
+        found.append("tokens added to the target's vocabulary")
+    if shard is None and find("sglang.srt.distributed.get_tp_group")().world_size > 1:
+        found.append("an output head that does not say which part of the vocabulary a rank holds")
     if type(draft).__name__ != "DFlashDraftModel":
         found.append(f"a draft model of class {type(draft).__name__}")
     return found
@@ -265,6 +270,18 @@ def mask_buffer(worker: Any, requests: int) -> torch.Tensor | None:
         raise mismatch("verify_mask.mode", "FULL_MASK", found.mode)
     buffer: torch.Tensor = found.buffer
     return buffer
+
+
+def output_head(worker: Any) -> tuple[torch.Tensor, int, Any]:
+    """Return this rank's rows of the target's output head, the token id of the first, and the group that has the rest.
+
+    Rows that only pad are left out. The group is None without tensor parallelism.
+    """
+    head = worker.model_runner.model.lm_head
+    group = find("sglang.srt.distributed.get_tp_group")()
+    shard = getattr(head, "shard_indices", None)
+    rows, first = (len(head.weight), 0) if shard is None else (shard.num_org_elements, shard.org_vocab_start_index)
+    return head.weight[:rows], first, group if group.world_size > 1 else None
 
 
 def kv_buffers(worker: Any) -> list[torch.Tensor]:

@@ -1,7 +1,7 @@
 """From the drafter's block to a batch of draft trees, on the device; with CUDA graphs the tail of the draft's graph.
 
-The drafter has no output head: the target's is applied to its hidden states. Ranked candidates per depth, then the
-best-first search: ``ops.draft_topk`` and ``ops.tree_build``.
+The drafter has no output head: the target's is applied to its hidden states, each rank's own part of the vocabulary.
+Ranked candidates per depth, then the best-first search: ``ops.draft_topk`` and ``ops.tree_build``.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from treeverify.ops.draft_topk.api import draft_topk, draft_topk_combine, draft_topk_shard
+from treeverify.ops.draft_topk.contract import Ranked, workspace_elements
 from treeverify.ops.tree_build.api import tree_build
 from treeverify.ops.tree_build.contract import DraftTrees
 
@@ -20,54 +22,67 @@ class Head:
     """This rank's rows of the target's output head."""
 
     weight: torch.Tensor
-    """``[rows, hidden]``: the vocabulary from ``start`` on, without padding."""
-    start: int
-    vocab: int
-    """Of all ranks together."""
+    """``[rows, hidden]``: the vocabulary from ``first_id`` on, without padding."""
+    first_id: int
+    group: Any
+    """SGLang's group of the ranks that hold the other rows; None if there are none."""
+
+
+@dataclass(frozen=True)
+class _Buffers:
+    """What a captured graph writes to, for ``requests``."""
+
+    trees: DraftTrees
+    ranked: Ranked
+    workspace: torch.Tensor
+    shards: torch.Tensor
+    """``[ranks, requests, depth, k + 1]`` int64; empty without other ranks."""
 
 
 class TreeDraft:
-    """Builds trees of ``width`` nodes from blocks of ``block`` tokens; the outputs stay in place for a graph."""
+    """Builds trees of ``width`` nodes from blocks of ``block`` tokens, the root's place in front."""
 
     def __init__(self, head: Head, block: int, width: int, requests: int) -> None:
-        self._head, self.block, self.width = head, block, width
-        self._trees = DraftTrees.empty(0, width, head.weight.device)
-        self.reserve(requests)
+        self.block, self.width = block, width
+        self._head, self._depth, self._k = head, block - 1, width - 1
+        self._buffers = self._make(requests)
 
     def reserve(self, requests: int) -> None:
-        """Make room for ``requests``; a captured graph keeps writing to what it captured, so reserve before."""
-        if requests > self._trees.tokens.shape[0]:
-            self._trees = DraftTrees.empty(requests, self.width, self._head.weight.device)
+        """Make room for ``requests``. What a captured graph writes to must be there before the capture."""
+        if requests > self._buffers.trees.tokens.shape[0]:
+            self._buffers = self._make(requests)
 
     def __call__(self, hidden: torch.Tensor, ids: torch.Tensor) -> None:
         """Build the trees of hidden states ``[batch*block, hidden]`` whose blocks are ``ids [batch*block]``."""
-        states = hidden.view(-1, self.block, hidden.shape[-1])
-        trees = self.trees(len(states))
-        states = states[:, 1:].to(self._head.weight.dtype)  # position 0 is the root itself
+        states = hidden.view(-1, self.block, hidden.shape[-1])[:, 1:].to(self._head.weight.dtype)
         logits = torch.matmul(states, self._head.weight.T)
-        log_probs, token_ids = ranked(logits, min(self.width - 1, self._head.vocab))
+        ranked = self._rank(logits)
         roots = ids.view(-1, self.block)[:, 0].contiguous()
-        tree_build(log_probs, token_ids, roots, budget=self.width - 1, out=trees)
+        tree_build(ranked.log_probs, ranked.token_ids, roots, budget=self._k, out=self.trees(len(states)))
 
     def trees(self, requests: int) -> DraftTrees:
         """The trees of the first ``requests`` of the last call."""
-        held = self._trees
-        if requests == len(held.widths):
-            return held
+        held = self._buffers.trees
         return DraftTrees(*(getattr(held, name)[:requests] for name in DraftTrees.__dataclass_fields__))
 
+    def _rank(self, logits: torch.Tensor) -> Ranked:
+        requests, held = len(logits), self._buffers
+        out = Ranked(held.ranked.log_probs[:requests], held.ranked.token_ids[:requests])
+        if self._head.group is None:
+            return draft_topk(logits, self._k, out=out, workspace=held.workspace)
+        shards = held.shards.flatten()[: held.shards.shape[0] * requests * self._depth * (self._k + 1)]
+        shards = shards.view(held.shards.shape[0], requests, self._depth, self._k + 1)
+        mine = draft_topk_shard(logits, self._k, first_id=self._head.first_id, workspace=held.workspace)
+        self._head.group.all_gather_into_tensor(shards, mine)
+        return draft_topk_combine(shards, out=out)
 
-def ranked(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities float32 and token ids int64, ``[batch, depth, k]``, of the best tokens of each depth."""
-    values, ids = logits.float().sort(dim=-1, descending=True, stable=True)
-    lse = values.logsumexp(-1, keepdim=True)
-    return (values[..., :k] - lse).clamp(max=0).contiguous(), ids[..., :k].contiguous()
-
-
-def head_of(model: Any) -> Head:
-    """Return the output head of a loaded target."""
-    head = model.lm_head
-    shard = getattr(head, "shard_indices", None)
-    rows = head.weight.shape[0] if shard is None else shard.num_org_elements
-    start = 0 if shard is None else shard.org_vocab_start_index
-    return Head(head.weight[:rows], start, getattr(head, "org_vocab_size", rows))
+    def _make(self, requests: int) -> _Buffers:
+        device, group = self._head.weight.device, self._head.group
+        ranks = 0 if group is None else group.world_size
+        elements = workspace_elements(requests, self._depth, self._head.weight.shape[0], self._k)
+        return _Buffers(
+            DraftTrees.empty(requests, self.width, device),
+            Ranked.empty(requests, self._depth, self._k, device),
+            torch.empty(elements, dtype=torch.int64, device=device),
+            torch.empty(ranks, requests, self._depth, self._k + 1, dtype=torch.int64, device=device),
+        )

@@ -13,7 +13,7 @@ import torch
 
 from treeverify.errors import ConfigError
 from treeverify.integrations.sglang.ddtree import compat
-from treeverify.integrations.sglang.ddtree.draft import TreeDraft, head_of
+from treeverify.integrations.sglang.ddtree.draft import Head, TreeDraft
 from treeverify.integrations.sglang.ddtree.metrics import Metrics
 from treeverify.integrations.sglang.ddtree.randomness import seed_of, uniforms
 from treeverify.ops.feature_gather.api import feature_gather
@@ -32,7 +32,7 @@ class Steps:
     def __init__(self, worker: Any, block: int, width: int) -> None:
         self._worker, self._block, self._width = worker, block, width
         self.metrics = Metrics(width, block)
-        self.draft = TreeDraft(head_of(worker.model_runner.model), block, width, compat.most_requests(worker))
+        self.draft = TreeDraft(Head(*compat.output_head(worker)), block, width, compat.most_requests(worker))
         self._offsets = torch.arange(block, device=worker.device)
         self._mask = torch.empty(0, dtype=torch.bool, device=worker.device)
         self._table: PoolTable | None = None
