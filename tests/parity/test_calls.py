@@ -173,6 +173,16 @@ def test_recorded_ours_is_judged_and_a_wrong_row_is_found(live: RecordedCall) ->
     assert (found.node, found.head) == (11, 5)
 
 
+def test_one_value_that_is_off_is_found_though_the_call_as_a_whole_is_near(live: RecordedCall) -> None:
+    assert live.ours is not None
+    wrong = live.ours.clone()
+    column = int(wrong[7, 6].abs().argmax())
+    wrong[7, 6].view(torch.int16)[column] += 3
+    report = replay(replace(live, ours=wrong), CPU)
+    assert report.results[1].relative < report.results[0].relative
+    assert report.worse
+
+
 def test_a_bad_baseline_does_not_excuse_nan_in_ours(live: RecordedCall) -> None:
     assert live.ours is not None
     wrong, bad = live.ours.clone(), live.baseline.clone()

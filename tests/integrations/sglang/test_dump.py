@@ -63,7 +63,10 @@ def test_the_breaching_request_is_written_and_replays(dumper: Dumper, tmp_path: 
 
 def test_a_call_within_the_bound_is_not_kept(dumper: Dumper, tmp_path: Path) -> None:
     call = make_call()
-    _capture(dumper, call, *results(call))
+    served, ours = results(call)
+    worst = int(served[3, 1].abs().argmax())
+    ours[3, 1].view(torch.int16)[worst] -= 2  # two steps towards zero: at most 2 ULP
+    _capture(dumper, call, served, ours)
     assert dumper.drain(wait=True) is None
     assert list(tmp_path.iterdir()) == []
 
