@@ -7,8 +7,9 @@ from xml.etree import ElementTree
 
 from rich.console import Console
 
-from treeverify.cli.draw import BOX_HEIGHT, BOX_WIDTH, label, place, svg_tree, terminal_tree
+from treeverify.cli.draw import terminal_tree
 from treeverify.cli.report import DrawnStep
+from treeverify.tree.drawing import BOX_HEIGHT, BOX_WIDTH, label, place, svg_tree
 
 STEP = DrawnStep(
     tokens=["def", " f", "(", "<x>", " g", "self", ")"],

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from treeverify.cli.draw import svg_tree, terminal_tree
+from treeverify.cli.draw import terminal_tree
 from treeverify.cli.report import DemoReport, DrawnStep, ModeRun, PromptView, ValidateView
 from treeverify.engine.engine import Engine, EngineConfig
 from treeverify.engine.request import SamplingParams
@@ -26,6 +26,7 @@ from treeverify.models.heldout import Heldout, load_heldout
 from treeverify.models.pair import load_pair
 from treeverify.models.tokenizer import Tokenizer
 from treeverify.tree.accept import Acceptance
+from treeverify.tree.drawing import svg_tree
 from treeverify.tree.topology import Tree
 
 MODES = ("none", "chain", "tree")
