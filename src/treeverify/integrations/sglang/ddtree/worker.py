@@ -16,6 +16,7 @@ from treeverify.integrations.sglang.ddtree import compat
 from treeverify.integrations.sglang.ddtree.draft import Head, TreeDraft
 from treeverify.integrations.sglang.ddtree.metrics import Metrics
 from treeverify.integrations.sglang.ddtree.randomness import seed_of, uniforms
+from treeverify.ops import compiled
 from treeverify.ops.feature_gather.api import feature_gather
 from treeverify.ops.kv_compact.api import kv_compact
 from treeverify.ops.kv_compact.contract import PoolTable
@@ -31,6 +32,8 @@ class Steps:
 
     def __init__(self, worker: Any, block: int, width: int) -> None:
         self._worker, self._block, self._width = worker, block, width
+        if torch.device(worker.device).type == "cuda":
+            compiled.prepare(torch.device(worker.device))  # loading cannot be captured
         self.metrics = Metrics(width, block)
         self.draft = TreeDraft(Head(*compat.output_head(worker)), block, width, compat.most_requests(worker))
         self._offsets = torch.arange(block, device=worker.device)
