@@ -157,9 +157,8 @@ def tokens(servers: dict[str, Server], prompts: list[list[int]], new: int, failu
     found: dict[str, Any] = {}
     for how, at_once in (("alone", 1), ("batch", AT_ONCE)):
         with ThreadPoolExecutor(len(servers)) as pool:
-            answers = dict(
-                zip(servers, pool.map(lambda s: s.all(prompts, new, at_once), servers.values()), strict=True)
-            )
+            running = {mode: pool.submit(server.all, prompts, new, at_once) for mode, server in servers.items()}
+            answers = {mode: run.result() for mode, run in running.items()}
         want = [answer["output_ids"] for answer in answers["plain"]]
         for mode, got in answers.items():
             entry = differences(servers["plain"], prompts, want, [answer["output_ids"] for answer in got])
