@@ -64,6 +64,15 @@ def test_calls_left_to_the_parent_count_only_while_they_grow() -> None:
     assert found == "group 0, rank 0: 4 calls left to SGLang's kernel while it was watched (option sinks)"
 
 
+def test_a_backend_that_has_served_nothing_in_its_mode_and_left_calls_is_a_problem() -> None:
+    served = {**BACKEND["served"], "validate": {"calls": 0, "rows": 0}}
+    captured = _read(state(rank(0, backends=[{**LEFT, "served": served}])))
+    (found,) = problems(captured, captured, None)
+    assert found == "group 0, rank 0: nothing served in mode validate, but calls left to SGLang's kernel (option sinks)"
+    idle = _read(state(rank(0, backends=[{**BACKEND, "served": served}])))
+    assert problems(idle, idle, None) == []
+
+
 def test_in_mode_off_every_call_is_the_parents() -> None:
     before = _read(state(rank(0, mode="off")))
     after = _read(state(rank(0, mode="off", backends=[LEFT])))
