@@ -1,4 +1,4 @@
-"""kv_compact against kvpool's plan and moves, feature_gather against indexing. Covers F5 and F19 of the field faults."""
+"""kv_compact against kvpool's plan and moves, feature_gather against indexing. Covers F5, F19 of the field faults."""
 
 from __future__ import annotations
 

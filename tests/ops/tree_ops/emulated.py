@@ -28,7 +28,8 @@ def struct(name: str, **fields: type) -> type[Structure]:
 P, L, I, B = c_void_p, c_int64, c_int32, c_bool  # noqa: E741
 TopkTile = struct(
     "TopkTile",
-    logits=P, request_stride=L, depth_stride=L, packed=P, batch=I, depth=I, vocab=I, k=I, tiles=I, first_id=I, is_bf16=B,
+    logits=P, request_stride=L, depth_stride=L, packed=P, batch=I, depth=I, vocab=I, k=I, tiles=I, first_id=I,
+    is_bf16=B,
 )  # fmt: skip
 TopkMerge = struct("TopkMerge", parts=P, packed=P, log_probs=P, token_ids=P, count=I, rows=I, k=I)
 Gather = struct(
@@ -51,7 +52,8 @@ Sampled = struct(
 )  # fmt: skip
 Build = struct(
     "Build",
-    log_probs=P, token_ids=P, roots=P, tokens=P, parents=P, depths=P, scores=P, widths=P, batch=I, depth=I, k=I, width=I,
+    log_probs=P, token_ids=P, roots=P, tokens=P, parents=P, depths=P, scores=P, widths=P, batch=I, depth=I, k=I,
+    width=I,
 )  # fmt: skip
 Mask = struct(
     "Mask",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 
+import gpu_step
 import pytest
+import torch
 from emulated import Emulated, compile_library
 from implementations import Api
 
@@ -37,3 +39,9 @@ def ops(request):
 @pytest.mark.parametrize("name", CHECKS)
 def test_check(ops, name):
     CHECKS[name](ops)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", gpu_step.CHECKS)
+def test_captured_step(name):
+    gpu_step.CHECKS[name](torch.device("cuda", torch.cuda.current_device()))
