@@ -68,7 +68,7 @@ def test_a_backend_that_has_served_nothing_in_its_mode_and_left_calls_is_a_probl
     served = {**BACKEND["served"], "validate": {"calls": 0, "rows": 0}}
     captured = _read(state(rank(0, backends=[{**LEFT, "served": served}])))
     (found,) = problems(captured, captured, None)
-    assert found == "group 0, rank 0: nothing served in mode validate, but calls left to SGLang's kernel (option sinks)"
+    assert found == "group 0, rank 0: nothing served in mode validate, calls left to SGLang's kernel (option sinks)"
     idle = _read(state(rank(0, backends=[{**BACKEND, "served": served}])))
     assert problems(idle, idle, None) == []
 

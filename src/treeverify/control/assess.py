@@ -30,7 +30,7 @@ def problems(states: Sequence[PluginState], earlier: Sequence[PluginState], expe
             found.append(f"{name}: {grown} calls left to SGLang's kernel while it was watched ({_reasons(rank)})")
         elif any(_only_left(backend, rank.mode) for backend in rank.backends):
             found.append(
-                f"{name}: nothing served in mode {rank.mode}, but calls left to SGLang's kernel ({_reasons(rank)})"
+                f"{name}: nothing served in mode {rank.mode}, calls left to SGLang's kernel ({_reasons(rank)})"
             )
     return found
 

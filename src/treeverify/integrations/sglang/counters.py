@@ -1,7 +1,7 @@
 """Differences between two attention outputs, accumulated on the device: nothing here waits for it unless asked.
 
-Plain torch operations on preallocated tensors, so a CUDA graph that captured ``record`` counts at every replay: about 45
-small kernels for each call. A row is one (node, head). ULP is the spacing of bfloat16 at the row's largest expected
+Plain torch operations on preallocated tensors, so a graph that captured ``record`` counts at every replay: some 45
+small kernels a call. A row is one (node, head). ULP is the spacing of bfloat16 at the row's largest expected
 magnitude, as ``max_row_ulp`` of ``ops.tree_attention.difference``, which compares on the host and says more. Rows that
 pad a CUDA graph are left out. An element of which one is NaN or infinite and the other is not the same makes its row
 mismatched; elements that are not finite count in no other figure.
