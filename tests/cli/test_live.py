@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import pytest
 import torch
 from tests.control.stub import BACKEND, Stub, rank, serving, state
@@ -131,6 +134,32 @@ def test_breaches_have_an_exit_code_of_their_own(run, stub: Stub) -> None:
 @pytest.mark.parametrize("interval", ["-1", "nan", "inf"])
 def test_an_interval_that_is_none_is_refused(run, stub: Stub, interval: str) -> None:
     assert run("probe", stub.url, "--interval", interval)[0] == 2
+
+
+@pytest.mark.slow
+def test_the_embedded_server_is_probed_and_switched(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KDTREE_VERIFY", "off")
+    monkeypatch.setenv("KDTREE_VERIFY_ALLOW", "off,validate")
+    monkeypatch.delenv("TREEVERIFY_API_KEY", raising=False)
+    command = [sys.executable, "-m", "treeverify", "serve", "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stderr is not None
+            url = next(line.rsplit(maxsplit=1)[1] for line in server.stderr if " at http://" in line)
+            assert run("probe", url, "--expect", "off", "--interval", "0")[0] == 0
+            assert run("mode", url, "validate")[0] == 0
+            body = {"text": "import os\n", "sampling_params": {"max_new_tokens": 8, "temperature": 0}}
+            assert httpx.post(f"{url}/generate", json=body, timeout=60).status_code == 200
+            code, out, _ = run("probe", url, "--expect", "validate", "--interval", "0", "--json")
+            backend = json.loads(out)["groups"][0]["ranks"][0]["backends"][0]
+            assert (code, backend["served"]["off"]["calls"]) == (0, 0)
+            assert backend["served"]["validate"]["calls"] > 0
+            assert sum(layer["rows"] for layer in backend["layers"]) > 0
+            code, _, err = run("mode", url, "on")
+            assert code == 1
+            assert "allows off, validate" in err
+        finally:
+            server.terminate()
 
 
 def test_replay_measures_the_live_case(run) -> None:

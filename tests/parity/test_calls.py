@@ -10,8 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from treeverify.errors import ParityError
+from treeverify.errors import ContractError, ParityError
 from treeverify.ops.tree_attention.reference import tree_attention_reference
+from treeverify.parity import call_replay
 from treeverify.parity.bounds import BOUND_ULP, RESULT_ULP
 from treeverify.parity.call_replay import BASELINE, OURS, replay
 from treeverify.parity.calls import RecordedCall, load, save
@@ -181,6 +182,20 @@ def test_one_value_that_is_off_is_found_though_the_call_as_a_whole_is_near(live:
     report = replay(replace(live, ours=wrong), CPU)
     assert report.results[1].relative < report.results[0].relative
     assert report.worse
+
+
+def test_an_implementation_that_cannot_run_the_call_is_named(
+    live: RecordedCall, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, implementation: str, **__: object) -> None:
+        raise ContractError(f"{implementation}: prefix too long")
+
+    monkeypatch.setattr(call_replay, "tree_attention", refuse)
+    report = replay(live, CPU)
+    assert report.skipped == {"split_kv": "split_kv: prefix too long"}
+    assert [result.name for result in report.results] == [BASELINE, OURS, "float32 reference"]
+    with pytest.raises(ParityError, match="split_kv cannot run it"):
+        replay(replace(live, ours=None), CPU)
 
 
 def test_a_bad_baseline_does_not_excuse_nan_in_ours(live: RecordedCall) -> None:

@@ -159,6 +159,8 @@ def _show_replay(call: RecordedCall, report: Report) -> None:
         figures = (f"{result.relative:.3e}", f"{result.max_row_ulp:.3g}", result.node, result.head, result.mismatched)
         table.add_row(result.name, *map(str, figures))
     Console().print(table)
+    for name, reason in report.skipped.items():
+        print(f"not run: {name}: {reason}")
     print(f"{report.judged} stands for ours: {report.verdict}")
 
 
@@ -170,6 +172,7 @@ def _plain(call: RecordedCall, report: Report) -> dict[str, Any]:
         "dtype": str(call.q.dtype).removeprefix("torch."),
         "notes": dict(call.notes),
         "device": report.device,
+        "skipped": report.skipped,
         "judged": report.judged,
         "worse": report.worse,
         "verdict": report.verdict,

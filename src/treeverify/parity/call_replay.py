@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from treeverify.errors import BuildError, ParityError
 from treeverify.ops.tree_attention.api import IMPLEMENTATIONS, tree_attention
 from treeverify.ops.tree_attention.contract import RELATIVE_ERROR_FLAT, Options
 from treeverify.ops.tree_attention.difference import compare
@@ -41,6 +42,8 @@ class Report:
     device: str
     results: tuple[Measured, ...]
     """The recorded ones first, then every implementation on this device."""
+    skipped: dict[str, str]
+    """Implementations that cannot run this call here, with what they say."""
     judged: str
     """Which result stands for ours: the recorded one, or the device's default implementation if there is none."""
     worse: bool
@@ -53,21 +56,29 @@ def replay(call: RecordedCall, device: torch.device) -> Report:
 
     Ours is worse if an element is NaN or infinite where float64 is not (or the other way round), or if its relative
     error exceeds both the baseline's and ``RELATIVE_ERROR_FLAT``, or its row error both the baseline's and
-    ``RESULT_ULP``. Raises ``ContractError`` or ``BuildError`` where an implementation cannot run the call.
+    ``RESULT_ULP``. Raises ``ContractError`` for a call that the operator refuses, ``ParityError`` if nothing stands for
+    ours.
     """
     arguments, options = _arguments(call, device)
     exact, _ = tree_attention_reference(*arguments, **options)
     found = {BASELINE: call.baseline} | ({} if call.ours is None else {OURS: call.ours})
+    skipped: dict[str, str] = {}
     for name in IMPLEMENTATIONS[device.type]:
-        if name != "reference":
+        if name == "reference":
+            continue
+        try:
             found[name] = tree_attention(*arguments, implementation=name, **options)[0]
+        except (ValueError, BuildError) as error:  # a prefix too long for it, a dtype, no compiler
+            skipped[name] = str(error)
     single, _ = tree_attention_reference(*arguments, dtype=torch.float32, **options)
     found["float32 reference"] = single.to(call.q.dtype)
+    judged = OURS if call.ours is not None else IMPLEMENTATIONS[device.type][0]
+    if judged in skipped:
+        raise ParityError(f"replay: the file has no result of ours, and {judged} cannot run it: {skipped[judged]}")
     results = tuple(_measure(name, exact, result.to(device)) for name, result in found.items())
     by_name = {result.name: result for result in results}
-    judged = OURS if call.ours is not None else IMPLEMENTATIONS[device.type][0]
     worse = _worse(by_name[judged], by_name[BASELINE], RELATIVE_ERROR_FLAT[call.q.dtype])
-    return Report(str(device), results, judged, worse, _verdict(by_name[judged], by_name[BASELINE], worse))
+    return Report(str(device), results, skipped, judged, worse, _verdict(by_name[judged], by_name[BASELINE], worse))
 
 
 def _arguments(call: RecordedCall, device: torch.device) -> tuple[tuple[torch.Tensor, ...], Options]:
