@@ -15,7 +15,5 @@ STATE_KEY = "treeverify"
 """Key of the plugin's entry in ``/server_info``: ``internal_states[i]["treeverify"]``, a ``schema.PluginState``."""
 MODE_KEY = "treeverify_mode"
 """Key of ``server_args`` in ``POST /set_internal_state``."""
-MODE_NUMBERS: Mapping[VerifyMode, int] = MappingProxyType(
-    {VerifyMode.OFF: 0, VerifyMode.VALIDATE: 1, VerifyMode.ON: 2}
-)
+MODE_NUMBERS: Mapping[VerifyMode, int] = MappingProxyType({VerifyMode.OFF: 0, VerifyMode.VALIDATE: 1, VerifyMode.ON: 2})
 """The value of ``MODE_KEY``, and of nothing else: metrics and files name modes by their word."""
