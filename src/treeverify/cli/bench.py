@@ -120,6 +120,16 @@ def attention(context: typer.Context) -> None:
     main(context.args)
 
 
+@app.command(
+    "tree-ops", context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, add_help_option=False
+)
+def tree_ops(context: typer.Context) -> None:
+    """The tree operators on a GPU, each alone and in the chains of a step (its own --help)."""
+    from treeverify.bench.tree_ops import main
+
+    main(context.args)
+
+
 @app.command()
 def pages(
     results: Annotated[Path, typer.Option(help="Folder of the records.")] = Path("benchmarks/results"),
