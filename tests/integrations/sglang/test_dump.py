@@ -142,6 +142,25 @@ def test_the_number_of_files_is_bounded_over_runs_and_none_is_overwritten(
     assert from_environment("dp0-tp1", SIZES, {}) is None
 
 
+def test_a_label_that_begins_with_another_one_has_a_limit_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "verify-dp0-tp1-draft-0000.safetensors").touch()
+    assert not Store(tmp_path, "dp0-tp1", 1).full
+    assert Store(tmp_path, "dp0-tp1-draft", 1).full
+
+
+def test_a_server_in_inference_mode_is_no_other_case(dumper: Dumper) -> None:
+    call = make_call()
+    served, ours = results(call)
+    ours[0] *= 1.5
+    with torch.inference_mode():
+        _capture(dumper, call, served.clone(), ours.clone())
+        assert dumper.drain(wait=False) is None
+    assert dumper.drain(wait=True) is not None
+    with torch.inference_mode():
+        _capture(dumper, call, served, ours)
+        assert dumper.drain(wait=True) is not None
+
+
 def test_a_file_that_cannot_be_written_stops_the_dumps_and_not_the_server(
     dumper: Dumper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

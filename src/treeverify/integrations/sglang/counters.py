@@ -165,14 +165,14 @@ def _compare(expected: torch.Tensor, got: torch.Tensor) -> tuple[torch.Tensor, t
     norm = torch.linalg.vector_norm
     largest, expected_norm = norm(want, torch.inf, dim=-1), norm(want, dim=-1).clamp_(min=_SMALLEST)
     absolute = norm(error, torch.inf, dim=-1)
-    peaks = torch.stack([absolute, norm(error, dim=-1) / expected_norm, absolute / _spacing(largest)])
+    ulp = absolute / _power(largest) * 2**_FRACTION_BITS  # in this order: an ULP itself may be subnormal
+    peaks = torch.stack([absolute, norm(error, dim=-1) / expected_norm, ulp])
     return broken, peaks.nan_to_num_(nan=MISMATCHED, posinf=MISMATCHED)  # norms of values beyond 1e19 overflow
 
 
-def _spacing(magnitude: torch.Tensor) -> torch.Tensor:
-    """Distance of neighbouring bfloat16 values at ``magnitude``; that of the smallest normal number at 0."""
-    power = (magnitude.clamp(min=_SMALLEST).view(torch.int32) & _EXPONENT).view(torch.float32)
-    return power * 2.0**-_FRACTION_BITS
+def _power(magnitude: torch.Tensor) -> torch.Tensor:
+    """The power of two at or below ``magnitude``, 2**-126 at the least: one ULP of bfloat16 is 2**-7 of it."""
+    return (magnitude.clamp(min=_SMALLEST).view(torch.int32) & _EXPONENT).view(torch.float32)
 
 
 def _peak(key: int) -> tuple[float, int]:

@@ -9,7 +9,7 @@ does not grow with the batch. It is about fifty small kernels a layer and 0.4 MB
 are read and written only for a call that is kept, all others read pool row 0 and write row 0 over and over, which stays
 in the L2 cache. (Choosing by ``where`` would read and write all of the buffer in every call.) One call is kept at a
 time; those that breach before the host has written it are counted, not kept. Nor is one whose prefix is longer than
-``MAX_PREFIX``, which bounds a file at about 40 MB.
+``MAX_PREFIX``, which bounds a file: 38 MB of prefix rows and 3.2 KB for each (node, head).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Store:
     @property
     def full(self) -> bool:
         """Whether the limit is reached."""
-        return len(list(self._folder.glob(f"verify-{self._label}-*.safetensors"))) >= self._limit
+        return len(list(self._folder.glob(f"verify-{self._label}-[0-9]*.safetensors"))) >= self._limit
 
     def write(self, call: RecordedCall) -> Path:
         """Write ``call`` under the first number that is free and return its file; raises ``OSError``."""
