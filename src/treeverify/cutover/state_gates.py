@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from treeverify.control.schema import BackendState, LayerCounts, PluginState, RankState, Shape
 from treeverify.cutover.limits import Limits
 from treeverify.cutover.samples import Sample
-from treeverify.cutover.verdict import Stage, Verdict, few
+from treeverify.cutover.verdict import Figure, Stage, Verdict, few
 from treeverify.env import VerifyMode
 from treeverify.errors import ConfigError
 from treeverify.ops.tree_attention.difference import ROW_EDGES
@@ -83,21 +83,23 @@ def parity(stage: Stage, before: States, after: States, limits: Limits) -> Verdi
     if limits.usual_ulp not in ROW_EDGES:
         edges = ", ".join(f"{edge:g}" for edge in ROW_EDGES)
         raise ConfigError(f"limits: usual_ulp: expected an edge of the histogram ({edges}), got {limits.usual_ulp:g}")
-    rows = list(_rows({} if stage == "soak" else _layers(before), after, limits.usual_ulp))
+    rows = sorted(
+        _rows({} if stage == "soak" else _layers(before), after, limits.usual_ulp), key=_badness, reverse=True
+    )
     problems = [problem for row in rows for problem in _problems(row, limits)]
     for name, rank in _ranks(after):
         if not any(backend.layers for backend in rank.backends):
             problems.append(f"{name} compared nothing")
-    worst = max(rows, key=lambda row: (row.counts.mismatched_rows > 0, row.counts.max_row_ulp), default=None)
-    figures: dict[str, float | int | str | None] = {
+    figures: dict[str, Figure] = {
         "layers": len(rows),
         "fewest_rows": min((row.rows for row in rows), default=0),
         "mismatched_rows": sum(row.counts.mismatched_rows for row in rows),
         "max_row_ulp": max((row.counts.max_row_ulp for row in rows), default=None),
         "largest_share_beyond": max((row.share for row in rows), default=None),
     }
-    if worst is not None:
-        figures |= {"worst": worst.place, "worst_node": worst.counts.worst_node, "worst_head": worst.counts.worst_head}
+    if rows:
+        worst = rows[0].counts
+        figures |= {"worst": rows[0].place, "worst_node": worst.worst_node, "worst_head": worst.worst_head}
     return Verdict(
         stage=stage,
         gate="parity",
@@ -171,6 +173,10 @@ def _rows(before: dict[tuple[str, int, int], LayerCounts], after: States, usual:
         rows = counts.rows - (earlier.rows if earlier else 0)
         far = sum(counts.histogram[beyond:]) - (sum(earlier.histogram[beyond:]) if earlier else 0)
         yield _Row(f"{name} layer {layer}", counts, rows, far / rows if rows > 0 else 0.0)
+
+
+def _badness(row: _Row) -> tuple[bool, float, float]:
+    return row.counts.mismatched_rows > 0, row.counts.max_row_ulp, row.share
 
 
 def _problems(row: _Row, limits: Limits) -> Iterator[str]:
