@@ -1,66 +1,95 @@
-"""The ``treeverify`` command with what takes long left out, and killed where a test wants it.
+"""Runs the ``treeverify`` command often and quickly: imports once, forks for each, and kills it where a test wants it.
 
-``driver.py KILL GATES -- ARGUMENTS``. KILL: ``never``, or ``before:N``, ``torn:N``, ``after:N`` for the N-th record
-that this process appends: SIGKILL before it, half-way through it, or as soon as it is on the disk. GATES: ``real``, or
-the stage whose gate is closed, or ``open``; unless ``real``, nothing is asked of the server but its control calls.
+A line of JSON in: ``argv``; ``out``: file for what it prints; ``kill``: ``after:N`` or ``torn:N`` for the N-th record
+that it appends to a journal: SIGKILL as soon as the record is on the disk, or with the record half written (so that
+the act before it is done and not told); ``closed``: stage whose gate is closed, or ``real``: unless ``real``, nothing
+is asked of the server but its control calls; ``uid``: user to become. A line out: the exit code, negative: the signal.
 """
 
 from __future__ import annotations
 
+import functools
+import json
 import os
 import signal
 import sys
-import time
+
+import httpx
 
 from treeverify.cli.main import main
-from treeverify.cutover import gates, journal, report, samples
-
-kill, closed = sys.argv[1:3]
-how, _, which = kill.partition(":")
-appended = 0
-real_append = journal.Journal.append
+from treeverify.cutover import acts, gates, journal, report, samples, tool  # noqa: F401  (imported once, here)
 
 
-def append(self, run, event, stage, **data):
-    global appended
-    appended += 1
-    if appended != int(which or 0):
-        return real_append(self, run, event, stage, **data)
-    if how == "after":
-        real_append(self, run, event, stage, **data)
-    elif how == "torn":
+def append_and_die(how, which):
+    real, count = journal.Journal.append, 0
+
+    def append(self, run, event, stage, **data):
+        nonlocal count
+        count += 1
         size = self.path.stat().st_size if self.path.exists() else 0
-        real_append(self, run, event, stage, **data)
-        os.truncate(self.path, (size + self.path.stat().st_size) // 2)
-    os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(60)
-    return None
+        record = real(self, run, event, stage, **data)
+        if count == which:
+            if how == "torn":
+                os.truncate(self.path, (size + self.path.stat().st_size) // 2)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return record
+
+    journal.Journal.append = append
 
 
 def collect(url, plan, on_progress=None):
     if on_progress is not None:
         on_progress(1, 1, "prompt")
-    return samples.Sample(
-        taken_at="2026-01-01T00:00:00Z",
-        url=url,
-        mode="off",
-        plan=plan,
-        generations=[],
-        probes=[],
-        speed=[],
-        failures=[],
-    )
+    parts = {"generations": [], "probes": [], "speed": [], "failures": []}
+    return samples.Sample(taken_at="2026-01-01T00:00:00Z", url=url, mode="off", plan=plan, **parts)
 
 
-def judge(stage, baseline, candidate, states_before, states_after, limits):
-    reason = "as the test wants it"
-    passed = stage != closed
-    return [gates.Verdict(stage=stage, gate="test", passed=passed, figures={}, threshold="none", reason=reason)]
+def judge_all_but(closed):
+    def judge(stage, baseline, candidate, states_before, states_after, limits):
+        texts = {"threshold": "none", "reason": "as the test wants it"}
+        return [gates.Verdict(stage=stage, gate="test", passed=stage != closed, figures={}, **texts)]
+
+    return judge
 
 
-journal.Journal.append = append
-if closed != "real":
-    samples.collect, gates.judge = collect, judge
-    report.write = lambda path, *rest: path
-sys.argv = ["treeverify", *sys.argv[4:]]
-main()
+def child(request):
+    out = os.open(request["out"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    acts._POLL = 0.05
+    if request.get("kill"):
+        how, _, which = request["kill"].partition(":")
+        append_and_die(how, int(which))
+    if request.get("closed") != "real":
+        samples.collect, gates.judge = collect, judge_all_but(request.get("closed"))
+        report.write = lambda path, *rest: path
+    if request.get("uid"):
+        os.setuid(request["uid"])
+    sys.argv = ["treeverify", *request["argv"]]
+    main()
+
+
+def serve():
+    for line in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                child(json.loads(line))
+                code = 0
+            except SystemExit as error:
+                code = error.code if isinstance(error.code, int) else int(error.code is not None)
+            except BaseException:  # noqa: BLE001  (a forked child must not return into the loop)
+                sys.excepthook(*sys.exc_info())
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(code)
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+
+
+if __name__ == "__main__":
+    # each client would load the certificates anew, for plain HTTP to this machine
+    httpx._transports.default.create_ssl_context = functools.cache(httpx.create_ssl_context)
+    httpx.Client(trust_env=False).close()
+    serve()
