@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +52,7 @@ def packaged(folder: Path, models: Path, kinds: list[str], startup: float) -> tu
 
 def algorithms(folder: Path, models: Path, kinds: list[str], startup: float) -> tuple[dict[str, Any], list[str]]:
     """STANDALONE and DFLASH on the random model: tokens and counters of each mode, the draft's backend included."""
-    draw = random.Random(7)
-    short = [[draw.randrange(2, VOCAB) for _ in range(n)] for n in (5, 37, 130, 300, 64, 91, 17, 250)]
-    long = [draw.randrange(2, VOCAB) for _ in range(3000)]
+    short, long = _random()
     target, drafter = str(models / "target"), str(models / "dflash")
     named = {
         "standalone": ["--speculative-algorithm", "STANDALONE", "--speculative-draft-model-path", target, *TREE],
@@ -82,6 +82,34 @@ def algorithms(folder: Path, models: Path, kinds: list[str], startup: float) -> 
         for server in servers.values():
             server.stop()
     return found, failures
+
+
+def ranks(folder: Path, models: Path, kinds: list[str], startup: float) -> tuple[dict[str, Any], list[str]]:
+    """The random model over two GPUs (TP 2): tokens and counters of each mode; a switch lands at one step on both.
+
+    The switches that are compared come while a text is being written.
+    """
+    short, long = _random()
+    flags = [*OURS, *NGRAM, *BY_KIND["graph"], *MEDIUM, "--disable-radix-cache", "--tp-size", "2"]
+    server = Server("ranks", models / "target", 20000, folder, flags)
+    landed = []
+    try:
+        failures = start([server], startup)
+        if failures:
+            return {}, failures
+        found = _modes(server, short, long, failures)
+        with ThreadPoolExecutor(1) as pool:
+            for mode in ("on", "validate", "off", "on"):
+                text = pool.submit(server.generate, [long], 256)
+                time.sleep(0.2)
+                server.switch(mode)
+                landed.append({rank["rank"]: rank["switched_at"] for rank in server.state()["ranks"]})
+                text.result()
+    finally:
+        server.stop()
+    if any(len(one) != 2 or len(set(one.values())) != 1 for one in landed):
+        failures.append(f"ranks: switches at forward passes {landed}, expected the same on two ranks")
+    return found | {"switched_at": landed}, failures
 
 
 def forced(folder: Path, models: Path, kinds: list[str], startup: float) -> tuple[dict[str, Any], list[str]]:
@@ -178,3 +206,10 @@ def _held() -> tuple[list[list[int]], list[int]]:
     """Short held-out prompts, and one of 3000 tokens."""
     held = [prompt["tokens"] for prompt in json.loads((ASSETS / "heldout.json").read_text())["prompts"]]
     return [ids[: 24 + 8 * n] for n, ids in enumerate(held[:8])], [token for ids in held for token in ids][:3000]
+
+
+def _random() -> tuple[list[list[int]], list[int]]:
+    """Short random prompts for the random model, and one of 3000 tokens."""
+    draw = random.Random(7)
+    short = [[draw.randrange(2, VOCAB) for _ in range(n)] for n in (5, 37, 130, 300, 64, 91, 17, 250)]
+    return short, [draw.randrange(2, VOCAB) for _ in range(3000)]

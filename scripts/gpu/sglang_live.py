@@ -7,6 +7,7 @@ forced      the packaged model at a 3k prompt: off's text continued from every e
 speed       random 8-head model, NGRAM, graphs: off and on in turns at 130, 8k, 32k, bs 1 and 8; Amdahl; stock SGLang
 validate    the same server in validate until a million (node, head) rows are compared; what validate costs
 algorithms  STANDALONE and DFLASH on the random model: tokens and counters of each mode
+ranks       the random model over two GPUs: tokens and counters per rank, switches while a text is written
 
 Tokens of validate and on may differ from those of off only where the two candidates' log probabilities nearly tie.
 Writes live_PART.json and logs_PART.tar.gz; exit status 1 if a check fails.
@@ -32,6 +33,7 @@ PARTS = {
     "speed": live_speed.speed,
     "validate": live_speed.validate,
     "algorithms": live_tokens.algorithms,
+    "ranks": live_tokens.ranks,
 }
 
 
@@ -39,7 +41,7 @@ def main() -> int:
     """Run the parts that were named; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--parts", default=",".join(name for name in PARTS if name != "ranks"))
     parser.add_argument("--kinds", default="eager,graph", help="for packaged and algorithms, in this order")
     parser.add_argument("--startup", type=float, default=120, help="seconds for the servers of a part to come up")
     options = parser.parse_args()

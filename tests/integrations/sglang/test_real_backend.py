@@ -331,3 +331,14 @@ def test_the_servers_info_carries_the_report_and_the_switch_answers(monkeypatch:
     request = SetInternalStateReq(server_args={"treeverify_mode": 1})
     assert Scheduler.set_internal_state(scheduler, request).updated is False
     assert modes.current().mode is VerifyMode.ON
+
+
+def test_sglang_lets_numbers_through_and_no_words() -> None:
+    """What its HTTP route makes of a body: the reason why a mode is sent as a number."""
+    from pydantic import TypeAdapter, ValidationError
+    from sglang.srt.managers.io_struct import SetInternalStateReq
+
+    body = TypeAdapter(SetInternalStateReq)
+    assert body.validate_python({"server_args": {"treeverify_mode": 2}}).server_args == {"treeverify_mode": 2}
+    with pytest.raises(ValidationError):
+        body.validate_python({"server_args": {"treeverify_mode": "on"}})
