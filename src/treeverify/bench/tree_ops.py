@@ -16,16 +16,21 @@ from pathlib import Path
 
 import torch
 
-import treeverify
 from treeverify.bench import record
 from treeverify.bench.timing import interleave, make_replay, median
 from treeverify.bench.tree_ops_check import check_all
 from treeverify.errors import ConfigError
+from treeverify.ops.draft_topk.api import draft_topk, draft_topk_combine, draft_topk_shard
 from treeverify.ops.draft_topk.contract import Ranked, workspace_elements
+from treeverify.ops.feature_gather.api import feature_gather
 from treeverify.ops.feature_gather.contract import Gathered
+from treeverify.ops.kv_compact.api import kv_compact
 from treeverify.ops.kv_compact.contract import PoolTable
+from treeverify.ops.tree_accept.api import tree_accept, tree_accept_sampled
 from treeverify.ops.tree_accept.contract import Accepted, LawTensors
+from treeverify.ops.tree_build.api import tree_build
 from treeverify.ops.tree_build.contract import DraftTrees
+from treeverify.ops.tree_mask.api import tree_mask
 from treeverify.ops.tree_mask.contract import TreeMasks
 
 BENCHMARK = "tree-ops"
@@ -78,7 +83,8 @@ class Workload:
         self.path = path.clamp(max=width - 1).to(device)
         self.identity = torch.arange(depth + 1, dtype=torch.int32, device=device).repeat(batch, 1)
         self.lengths = torch.full((batch,), length, dtype=torch.int32, device=device)
-        self.rank(), self.build()
+        self.rank()
+        self.build()
         tokens = self.trees.tokens
         self.samples = tokens.gather(1, self._first_children().clamp(max=width - 1)).contiguous()
         rows = torch.arange(batch * width, device=device)
@@ -105,45 +111,45 @@ class Workload:
 
     def rank(self) -> None:
         """draft_topk of the whole vocabulary."""
-        treeverify.draft_topk(self.logits, self.size.budget, out=self.ranked, workspace=self.workspace)
+        draft_topk(self.logits, self.size.budget, out=self.ranked, workspace=self.workspace)
 
     def rank_shard(self, shard: int = 0) -> None:
         """draft_topk_shard of one rank's columns."""
         columns = self.size.vocab // self.size.shards
         part = self.logits[..., shard * columns : (shard + 1) * columns]
         out, first = self.shards[shard], shard * columns
-        treeverify.draft_topk_shard(part, self.size.budget, first_id=first, out=out, workspace=self.workspace)
+        draft_topk_shard(part, self.size.budget, first_id=first, out=out, workspace=self.workspace)
 
     def combine(self) -> None:
         """draft_topk_combine of all ranks' results."""
-        treeverify.draft_topk_combine(self.shards, out=self.combined)
+        draft_topk_combine(self.shards, out=self.combined)
 
     def build(self) -> None:
         """tree_build."""
         ranked = self.ranked
-        treeverify.tree_build(ranked.log_probs, ranked.token_ids, self.roots, budget=self.size.budget, out=self.trees)
+        tree_build(ranked.log_probs, ranked.token_ids, self.roots, budget=self.size.budget, out=self.trees)
 
     def mask(self) -> None:
         """tree_mask: bits and positions."""
-        treeverify.tree_mask(self.trees.parents, self.prefixes, out=self.masks)
+        tree_mask(self.trees.parents, self.prefixes, out=self.masks)
 
     def accept(self) -> None:
         """tree_accept of samples that follow first children as deep as they go."""
         trees = self.trees
-        treeverify.tree_accept(trees.tokens, trees.parents, self.samples, depth=self.size.depth, out=self.accepted)
+        tree_accept(trees.tokens, trees.parents, self.samples, depth=self.size.depth, out=self.accepted)
 
     def draw(self, law: LawTensors) -> None:
         """tree_accept_sampled."""
         trees = self.trees
-        treeverify.tree_accept_sampled(trees.tokens, trees.parents, self.target, law, self.uniforms, out=self.drawn)
+        tree_accept_sampled(trees.tokens, trees.parents, self.target, law, self.uniforms, out=self.drawn)
 
     def compact(self, path: torch.Tensor) -> None:
         """kv_compact of all layers."""
-        treeverify.kv_compact(self.pools, self.slots, path, self.lengths)
+        kv_compact(self.pools, self.slots, path, self.lengths)
 
     def gather(self) -> None:
         """feature_gather."""
-        treeverify.feature_gather(self.features, self.path, self.lengths, self.slots, self.prefixes, out=self.gathered)
+        feature_gather(self.features, self.path, self.lengths, self.slots, self.prefixes, out=self.gathered)
 
     def calls(self) -> dict[str, Callable[[], None]]:
         """What is timed, by name: the operators, then chains of them."""

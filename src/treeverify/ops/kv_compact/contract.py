@@ -45,7 +45,7 @@ class PoolTable:
         Raises ContractError that names the buffer: no tensor, no buffer at all, another shape, dtype, stride or device
         than the first one's, rows that are not contiguous or overlap, or memory given twice.
         """
-        if not buffers or isinstance(buffers, torch.Tensor):
+        if isinstance(buffers, torch.Tensor) or not buffers:
             raise ContractError.of(OPERATOR, "buffers", "a sequence of at least one tensor", type(buffers).__name__)
         checker = Checker.of(OPERATOR, "buffers[0]", buffers[0])
         for number, buffer in enumerate(buffers):
