@@ -30,7 +30,7 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
 
 def test_mode_switches_every_rank_and_says_so(run, stub: Stub) -> None:
     code, out, _ = run("mode", stub.url, "on")
-    assert (code, out) == (0, "on on 4 ranks in 2 groups, since step 40\n")
+    assert (code, out) == (0, "mode on: 4 ranks in 2 groups, since step 40\n")
     assert {r["mode"] for group in stub.groups for r in group["treeverify"]["ranks"]} == {"on"}
 
 

@@ -35,7 +35,7 @@ def mode(url: Url, mode: Annotated[str, typer.Argument(help="off | validate | on
     states = switch_mode(url, parse_verify_mode(mode, "MODE"), api_key=api_key)
     ranks = [rank for state in states for rank in state.ranks]
     steps = sorted({rank.switched_at for rank in ranks})
-    print(f"{mode} on {len(ranks)} ranks in {len(states)} groups, since step {' or '.join(map(str, steps))}")
+    print(f"mode {mode}: {len(ranks)} ranks in {len(states)} groups, since step {' or '.join(map(str, steps))}")
 
 
 def probe(
