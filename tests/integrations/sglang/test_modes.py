@@ -72,6 +72,13 @@ def test_rows_that_pad_a_graph_are_not_counted(mode: VerifyMode) -> None:
     assert backend.verifier.counters.read()["served"][mode.value]["rows"] == NODES * HEADS
 
 
+def test_a_pass_of_padding_alone_is_none() -> None:
+    backend = make_backend(ON)
+    backend.slots[:] = 0  # as in the capture of a graph
+    call(backend)
+    assert backend.verifier.counters.read()["served"]["on"] == {"calls": 0, "rows": 0}
+
+
 @pytest.mark.parametrize("mode", [ON, VALIDATE])
 def test_other_forward_modes_stay_with_the_parent(mode: VerifyMode) -> None:
     backend = make_backend(mode)

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -266,6 +267,11 @@ def test_a_plugin_algorithm_without_a_verify_input_is_refused_at_the_capture(mon
         batch = live.verify_batch(runner, (1,) * 4)
         batch.spec_info = create_dummy_verify_input(runner.spec_algorithm, mask, live.NODES, False)
         backend.init_forward_metadata_out_graph(batch, in_capture=True)  # built in: it has a mask
+        backend.forward_metadata = replace(backend.forward_metadata, custom_mask=None)  # as an eager call leaves it
+        backend.init_forward_metadata_out_graph(batch)
+        backend._masked_graphs = False  # as captured for a chain
+        with pytest.raises(ConfigError, match="no mask; verify input EagleVerifyInput"):
+            backend.init_forward_metadata_out_graph(batch)
         batch.spec_info = create_dummy_verify_input(CustomSpecAlgo("X", None), mask, live.NODES, False)
         assert batch.spec_info is None
         with pytest.raises(ConfigError, match=r"get_spec_info and spec_info\.create_dummy_verify_input"):

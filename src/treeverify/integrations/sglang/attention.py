@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from typing import Any
 
 import torch
 
@@ -128,9 +127,9 @@ class Verifier:
             self.dumper.capture(call, served, ours, score)
         self._count(call, VerifyMode.VALIDATE)
 
-    def served_off(self, batch: Any) -> None:
+    def served_off(self, requests: int) -> None:
         """Mode off: count a pass that the parent served whole."""
-        rows = batch.batch_size * self.facts.nodes * self.facts.heads
+        rows = requests * self.facts.nodes * self.facts.heads
         self.off = ModeCounts(calls=self.off.calls + 1, rows=self.off.rows + rows)
 
     def _count(self, call: calls.Call, mode: VerifyMode) -> None:

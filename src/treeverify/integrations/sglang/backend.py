@@ -23,6 +23,8 @@ class _Modal(_Parent):  # type: ignore[misc]
     verifier: Verifier
     draft: bool
     """Whether it serves a draft model's extend calls; else it serves the target."""
+    _masked_graphs = False
+    """Whether the captured verify graphs read a mask."""
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int, *rest: Any, **options: Any) -> None:
         """Size the workspace for the graphs, which are captured next."""
@@ -32,8 +34,12 @@ class _Modal(_Parent):  # type: ignore[misc]
     def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
         """Fill the buffers that a graph reads; refuse a graph that would verify a tree as a chain."""
         super().init_forward_metadata_out_graph(forward_batch, in_capture)
-        if calls.kind(forward_batch, self.draft) == calls.VERIFY:
-            calls.check_mask(self.forward_metadata, forward_batch, in_capture)
+        if calls.kind(forward_batch, self.draft) != calls.VERIFY:
+            return
+        if in_capture:
+            self._masked_graphs = calls.check_capture(self.forward_metadata, forward_batch)
+        else:  # the metadata at hand is that of the last eager call: a replay uses what was captured
+            calls.check_replay(self._masked_graphs, forward_batch)
 
     def forward_extend(
         self,
@@ -106,7 +112,7 @@ def _route(
     mode = verifier.switch.ask(verifier)
     if mode is VerifyMode.OFF:
         if layer.layer_id == verifier.facts.first_layer and not verifier.switch.capturing:
-            verifier.served_off(batch)
+            verifier.served_off(batch.batch_size)
         return _served(stock, arguments, options)
     reason = reason or calls.left(backend, q, k, layer, options)
     if reason is not None:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from treeverify.errors import ConfigError
 from treeverify.integrations.sglang.names import find, mismatch
 from treeverify.ops.tree_attention.contract import LATENT, ROW
 
@@ -84,27 +85,32 @@ def uniform(backend: Any, q: torch.Tensor) -> bool:
     return q.shape[0] == requests * int(metadata.max_extend_len)
 
 
-def check_mask(metadata: Any, batch: Any, in_capture: bool) -> None:
-    """Raise ``ConfigError`` where a CUDA graph verifies a tree as a causal chain.
+def check_capture(metadata: Any, batch: Any) -> bool:
+    """Tell whether the verify graph that is captured reads a mask; ``ConfigError`` if a tree would lose its own.
 
     SGLang makes the verify input of a capture itself, and for an algorithm that is a plugin makes none: the captured
-    metadata then has no mask. Caught at the capture, or at the first replay whose batch brings a mask.
+    metadata then has no mask, and the graph verifies a tree as a causal chain.
     """
-    if metadata.custom_mask is not None:
-        return
-    brought = batch.spec_info
-    if in_capture:
-        lost = brought is None or getattr(brought, "topk", 1) > 1
-    else:
-        idle = getattr(batch, "actual_forward_mode", batch.forward_mode).is_idle()
-        lost = not idle and getattr(brought, "custom_mask", None) is not None
-    if lost:
-        raise mismatch(
-            "CUDA graph of target verify",
-            "a mask in its metadata: a speculative algorithm that is a plugin must hook "
-            "DecodeCudaGraphRunner.get_spec_info and spec_info.create_dummy_verify_input, which return None for it",
-            f"no mask; verify input {type(brought).__name__}",
-        )
+    masked = metadata.custom_mask is not None
+    if not masked and (batch.spec_info is None or getattr(batch.spec_info, "topk", 1) > 1):
+        raise _lost_mask(batch)
+    return masked
+
+
+def check_replay(masked: bool, batch: Any) -> None:
+    """Raise ``ConfigError`` where a batch brings a mask to a graph that was captured without one."""
+    idle = getattr(batch, "actual_forward_mode", batch.forward_mode).is_idle()
+    if not masked and not idle and getattr(batch.spec_info, "custom_mask", None) is not None:
+        raise _lost_mask(batch)
+
+
+def _lost_mask(batch: Any) -> ConfigError:
+    return mismatch(
+        "CUDA graph of target verify",
+        "a mask in its metadata: a speculative algorithm that is a plugin must hook "
+        "DecodeCudaGraphRunner.get_spec_info and spec_info.create_dummy_verify_input, which return None for it",
+        f"no mask; verify input {type(batch.spec_info).__name__}",
+    )
 
 
 def extend_call(backend: Any, q: torch.Tensor, k: torch.Tensor, layer: Any, batch: Any) -> Call:

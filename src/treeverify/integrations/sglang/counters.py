@@ -76,9 +76,12 @@ class Counters:
         self._copy = HostCopy(self._all)
 
     def count(self, mode: VerifyMode, live: torch.Tensor, heads: int) -> None:
-        """Count one verify pass of ``live [tokens]`` (bool) rows times ``heads``: once per step, not per layer."""
+        """Count one verify pass of ``live [tokens]`` (bool) rows times ``heads``: once per step, not per layer.
+
+        A pass without a live row is a warm-up or the capture of a graph, and is not counted.
+        """
         served = self._served[_MODES.index(mode)]
-        served[0].add_(1)
+        served[0].add_(live.any())
         served[1].add_(live.sum(), alpha=heads)
 
     def record(
