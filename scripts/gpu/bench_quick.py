@@ -1,4 +1,4 @@
-"""Check and time the portable attention kernel's schedules on a GPU, without binding, packages or build system.
+"""Check and time the portable attention kernel's depths, row tiles and cuts on a GPU, without binding, packages or build system.
 
 The shim is compiled where nvcc is (no GPU needed) and carried along, or built on the spot:
 
@@ -32,7 +32,7 @@ from treeverify.tree.packing import pack_rows  # noqa: E402
 CSRC = ROOT / "src/treeverify/csrc"
 LATENT, ROW, SCALE = 512, 576, 192**-0.5
 COPY_RATE, MATMUL_RATE = 4.27e12, 808e12
-SCHEDULES = {"99k": 1, "deep": 2, "pipe": 3}
+DEPTHS = {"99k": 1, "deep": 2}
 POINTS = (
     "1/9/8/1k 1/9/8/4k 1/9/8/16k 1/9/8/64k 1/9/8/128k 4/9/8/128k 1/9/16/64k 1/17/16/16k 1/65/16/16k 1/9/128/16k "
     "4/9/16/16k 16/9/8/1k 16/9/16/4k 16/9/16/ragged 16/65/16/4k 16/17/128/16k"
@@ -65,7 +65,7 @@ class Params(ctypes.Structure):
 class Variant(NamedTuple):
     """One way to run the kernel; zeros mean the launcher's choice."""
 
-    schedule: str
+    depth: str
     tile_rows: int = 0
     early_merge: int = 1
     parts: int = 1
@@ -73,7 +73,7 @@ class Variant(NamedTuple):
     def __str__(self) -> str:
         """Write as in the table: ``deep r48 u4``."""
         parts = [
-            self.schedule,
+            self.depth,
             f"r{self.tile_rows}" if self.tile_rows else "",
         ]
         parts += ["" if self.early_merge else "late", "" if self.parts else "cut"]
@@ -143,8 +143,7 @@ class Library:
     def launch(self, params: Params, variant: Variant) -> None:
         """Launch on the current stream."""
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        schedule = SCHEDULES[variant.schedule]
-        options = (schedule, variant.tile_rows, variant.early_merge, variant.parts)
+        options = (DEPTHS[variant.depth], variant.tile_rows, variant.early_merge, variant.parts)
         error = self._library.quick_launch(ctypes.byref(params), *options, stream)
         if error:
             raise RuntimeError(f"launch: CUDA error {error} ({variant})")
@@ -167,7 +166,7 @@ class Library:
 
 
 def build(path: Path, capability: str) -> None:
-    """Compile the shim with every schedule for one target."""
+    """Compile the shim with every depth for one target."""
     sources = [
         ROOT / "scripts/gpu/quick_shim.cu",
         CSRC / "ops/tree_attention/portable_launch.cu",
@@ -181,7 +180,7 @@ def build(path: Path, capability: str) -> None:
         "-Xcompiler=-fPIC",
         f"-gencode=arch=compute_{capability},code=sm_{capability}",
     ]
-    defines = [f"-DTREEVERIFY_SHARED_LIMIT={limit}", "-DTREEVERIFY_ALL_SCHEDULES"]
+    defines = [f"-DTREEVERIFY_SHARED_LIMIT={limit}", "-DTREEVERIFY_ALL_DEPTHS"]
     path.parent.mkdir(parents=True, exist_ok=True)
     subprocess.run(["nvcc", *options, *defines, f"-I{CSRC}", "-o", str(path), *map(str, sources)], check=True)
 
@@ -230,19 +229,19 @@ class Graph:
 
 
 def variants_of(point: str) -> list[Variant]:
-    """The schedules, and for some points other row tiles and cuts."""
-    variants = [Variant(name) for name in SCHEDULES]
+    """Both depths, and for some points other row tiles and cuts."""
+    variants = [Variant(name) for name in DEPTHS]
     if point in ("1/9/8/1k", "1/9/8/4k", "16/9/8/1k"):
-        variants += [Variant("deep", early_merge=0), Variant("deep", 32), Variant("deep", 16)]
+        variants += [Variant("deep", early_merge=0), *(Variant("deep", rows) for rows in (40, 32, 16))]
     if point in ("16/9/8/1k", "4/9/16/16k", "16/9/16/4k", "16/9/16/ragged", "16/17/128/16k"):
-        variants += [Variant("pipe", parts=0), Variant("deep", parts=0)]
+        variants += [Variant("deep", parts=0)]
     if point in ("1/9/8/64k", "1/17/16/16k", "1/9/128/16k", "4/9/16/16k", "16/17/128/16k"):
-        variants += [Variant("deep", 32), Variant("pipe", 32)]
+        variants += [Variant("deep", 32)]
     return variants
 
 
 def odd_shapes(library: Library, pool: torch.Tensor) -> list[str]:
-    """Small and crooked shapes under every schedule and both modes; returns the failures."""
+    """Small and crooked shapes at both depths and in both modes; returns the failures."""
     failures = []
     for text in (
         "1/1/1/1",
@@ -255,10 +254,10 @@ def odd_shapes(library: Library, pool: torch.Tensor) -> list[str]:
         "2/9/128/300",
     ):
         problem = Problem(parse_point(text), pool, 1, seed=len(text))
-        for schedule in SCHEDULES:
+        for depth in DEPTHS:
             for tile_rows in (16, 32, 40):
                 for fixed_split in (0, 96):
-                    variant = Variant(schedule, tile_rows)
+                    variant = Variant(depth, tile_rows)
                     error, lse_error, same = check(library, problem, variant, fixed_split)
                     if not (error < 2.5e-3 and lse_error < 2e-2 and same):
                         failures.append(

@@ -1,13 +1,13 @@
-// The portable kernel without a binding, for scripts/gpu/bench_quick.py: plain C, every schedule, options by value.
+// The portable kernel without a binding, for scripts/gpu/bench_quick.py: plain C, every depth, options by value.
 #include "ops/tree_attention/launch.h"
 #include "ops/tree_attention/portable_launch.h"
 
 extern "C" {
 
-int quick_launch(const treeverify::TreeAttentionParams* params, int schedule, int tile_rows, int early_merge,
+int quick_launch(const treeverify::TreeAttentionParams* params, int depth, int tile_rows, int early_merge,
                  int allow_parts, void* stream) {
   treeverify::PortableOptions options;
-  options.schedule = static_cast<treeverify::PortableSchedule>(schedule);
+  options.depth = static_cast<treeverify::PortableDepth>(depth);
   options.tile_rows = tile_rows;
   options.early_merge = early_merge != 0;
   options.allow_parts = allow_parts != 0;

@@ -6,11 +6,11 @@
 
 #include "ops/tree_attention/params.h"
 
-enum class Pipeline { kSmall, kDeep, kPipelined };  // the three configurations of portable_launch.cu
+enum class Depth { kSmall, kDeep };  // the two configurations of portable_launch.cu
 
 struct Case {
   const char* name;
-  Pipeline pipeline;
+  Depth depth;
   std::vector<int> prefixes;  // one request each
   int nodes;
   int heads;

@@ -1,20 +1,20 @@
 // Masks, ragged prefixes and tile shapes, in each configuration.
 #include "cases.h"
 
-using enum Pipeline;
+using enum Depth;
 using enum treeverify::MaskKind;
 
 std::vector<Case> mask_cases() {
   return {
       {.name = "flat mask, small",
-       .pipeline = kSmall,
+       .depth = kSmall,
        .prefixes = {100, 0, 37},
        .nodes = 9,
        .heads = 8,
        .mask = kFlat,
        .ctas = 3},
-      {.name = "flat mask, pipelined",
-       .pipeline = kPipelined,
+      {.name = "flat mask, deep",
+       .depth = kDeep,
        .prefixes = {100, 260, 31},
        .nodes = 9,
        .heads = 8,
@@ -22,7 +22,7 @@ std::vector<Case> mask_cases() {
        .ctas = 3,
        .allow_parts = false},
       {.name = "bit mask, deep",
-       .pipeline = kDeep,
+       .depth = kDeep,
        .prefixes = {64, 300, 5},
        .nodes = 5,
        .heads = 6,
@@ -30,7 +30,7 @@ std::vector<Case> mask_cases() {
        .ctas = 4,
        .allow_parts = false},
       {.name = "one row",
-       .pipeline = kPipelined,
+       .depth = kDeep,
        .prefixes = {0},
        .nodes = 1,
        .heads = 1,
@@ -38,32 +38,25 @@ std::vector<Case> mask_cases() {
        .hostile = false,
        .ctas = 2},
       {.name = "draft longer than a key tile",
-       .pipeline = kSmall,
+       .depth = kSmall,
        .prefixes = {400},
        .nodes = 35,
        .heads = 2,
        .mask = kFlat,
        .ctas = 5},
       {.name = "many tiles in flight, small",
-       .pipeline = kSmall,
+       .depth = kSmall,
        .prefixes = {640},
        .nodes = 9,
        .heads = 3,
        .mask = kBits,
        .ctas = 2},
       {.name = "many tiles in flight, deep",
-       .pipeline = kDeep,
+       .depth = kDeep,
        .prefixes = {500, 480},
        .nodes = 9,
        .heads = 3,
        .mask = kBits,
        .ctas = 4},
-      {.name = "many tiles in flight, pipelined",
-       .pipeline = kPipelined,
-       .prefixes = {600},
-       .nodes = 9,
-       .heads = 3,
-       .mask = kBits,
-       .ctas = 2},
   };
 }

@@ -72,15 +72,12 @@ bool passes(const Case& shape) {
   args.granule = shape.granule;
   args.allow_parts = shape.allow_parts;
   const Workspace workspace(shape, args);
-  switch (shape.pipeline) {
-    case Pipeline::kSmall:
-      launch<PortableConfig<TILE_ROWS, 2, false>>(shape, args);
+  switch (shape.depth) {
+    case Depth::kSmall:
+      launch<PortableConfig<TILE_ROWS, 2>>(shape, args);
       break;
-    case Pipeline::kDeep:
-      launch<PortableConfig<TILE_ROWS, 3, false>>(shape, args);
-      break;
-    case Pipeline::kPipelined:
-      launch<PortableConfig<TILE_ROWS, 4, true>>(shape, args);
+    case Depth::kDeep:
+      launch<PortableConfig<TILE_ROWS, 3>>(shape, args);
       break;
   }
   const Errors errors = problem.errors();

@@ -154,6 +154,14 @@ inline void allow_dependent_launch() {}
 
 inline void wait_for_previous_launch() {}
 
+inline int warp_scan(int value) {
+  for (int distance = 1; distance < 32; distance *= 2) {
+    const int below = __shfl_up_sync(0xffffffffu, value, distance);
+    if (emulator::current % 32 >= distance) value += below;
+  }
+  return value;
+}
+
 template <class T>
 T warp_sum(T value) {
   for (int distance = 1; distance < 32; distance *= 2) value += __shfl_xor_sync(0xffffffffu, value, distance);

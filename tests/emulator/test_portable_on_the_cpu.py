@@ -89,13 +89,13 @@ PLANTED = {
     ),
     "last partial dropped": (
         "ops/tree_attention/merge_kernel.cuh",
-        "(entry.count - begin + step - 1) / step;",
-        "(entry.count - 1 - begin + step - 1) / step;",
+        "if (partial < entry.count && 2",
+        "if (partial < entry.count - 1 && 2",
         {"fixed splits, deep", "parts"},
     ),
     "tile used before it is there": (
         "ops/tree_attention/portable_kernel.cuh",
-        "cp_async_wait<kAhead - 1>();\n      __syncthreads();",
+        "cp_async_wait<kAhead - 1>();\n    __syncthreads();",
         "cp_async_wait<kAhead - 1>();",
         {"many tiles in flight, small"},
     ),
@@ -109,4 +109,4 @@ def test_a_planted_bug_is_found(tmp_path, objects, bug):
     replace(csrc / file, old, new)
     results = run_cases(csrc, objects, 32)
     assert {name for name in victims if results[name]} == set()
-    assert results["one row"]  # untouched by all of them: no mask, no merge, not phased
+    assert any(results.values())

@@ -89,6 +89,17 @@ __device__ __forceinline__ T warp_sum(T value) {
   return value;
 }
 
+// The sum over the lanes up to and including this one.
+__device__ __forceinline__ int warp_scan(int value) {
+  const int lane = threadIdx.x & 31;
+#pragma unroll
+  for (int distance = 1; distance < 32; distance *= 2) {
+    const int below = __shfl_up_sync(0xffffffffu, value, distance);
+    if (lane >= distance) value += below;
+  }
+  return value;
+}
+
 // Lets a dependent kernel of the same stream start its launch; it still waits, by the next function, for our end.
 __device__ __forceinline__ void allow_dependent_launch() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900

@@ -79,14 +79,13 @@ class TileSoftmax {
 
   // Writes the weights of a tile and the rows' factors. Bit i of `visible` says whether score i counts. Returns whether
   // any factor of this warp may differ from one: then the accumulators must be multiplied before the weights are used.
-  template <bool kMasked>
   __device__ __forceinline__ bool weigh(const uint8_t* scores, uint8_t* weights, uint8_t* factors, uint32_t visible,
                                         float scale_log2) {
     float score[kRows], x[kRows];
     read(scores, score);
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
-      if (kMasked && !((visible >> i) & 1)) score[i] = -INFINITY;
+      if (!((visible >> i) & 1)) score[i] = -INFINITY;
       x[i] = fmaf(score[i], scale_log2, -reference_[i]);
     }
     float top = x[0];

@@ -117,6 +117,7 @@ void run(TensorView q_view, TensorView draft_view, TensorView pool_view, TensorV
   out.rank(3, 3).dim(0, tokens).dim(1, heads).dim(2, latent).dtype({host::kBf16}).rows(kLatent, kAlignment);
   lse.rank(2, 2).dim(0, tokens).dim(1, heads).dtype({host::kFloat32}).contiguous().aligned(4);
   check_range("batch", tokens.value() / nodes, 0, INT32_MAX / (kMaxNodes * kMaxHeads));
+  check_range("batch * nodes * heads", tokens.value() * heads.value(), 0, kMaxRows);
   check_range("fixed_split", fixed_split, 0, INT32_MAX);
   check_range("max_prefix", max_prefix, 0, INT64_MAX);
 

@@ -11,6 +11,7 @@ constexpr int kRope = 64;
 constexpr int kRow = kLatent + kRope;
 constexpr int kMaxNodes = 260;
 constexpr int kMaxHeads = 128;
+constexpr int kMaxRows = 1 << 22;  // batch * nodes * heads: so many row tiles' key tiles, at 262,144 keys, count in 31 bits
 
 // How the draft columns of a node are masked.
 enum class MaskKind : int32_t {

@@ -16,15 +16,11 @@
 // same key order. Keys beyond the end, and draft rows that no node sees, are filled with zeros: no NaN can come from
 // them. Scores of draft keys that a row does not see are replaced by -inf.
 //
-// Two schedules:
-//   phased:    wait for tile j | S | softmax | O, three barriers a tile; kStages - 1 tiles in flight.
-//   pipelined: between two barriers every warp does S of tile j, softmax of j - 1 and O of j - 2; one tile in flight.
-// Each has a body for the tiles that need no thought, inside the prefix with the pipeline full, and one for all others.
+// Tile by tile: wait | S | softmax | O, three barriers; kStages - 1 tiles in flight.
 #pragma once
 
 #include <cstdint>
 #include <cuda_bf16.h>
-#include <type_traits>
 
 #include "device/mask.cuh"
 #include "device/ptx.cuh"
@@ -38,19 +34,16 @@ namespace treeverify {
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr int kShortPrefix = 8192;  // up to here few keys may dominate
 
-template <int kTileRows_, int kStages_, bool kPipelined_>
+template <int kTileRows_, int kStages_>
 struct PortableConfig {
   static constexpr int kTileRows = kTileRows_;
   static constexpr int kStages = kStages_;
-  static constexpr bool kPipelined = kPipelined_;
   using Softmax = TileSoftmax<kTileRows>;
-  static constexpr int kScoreBuffers = kPipelined ? 3 : 1;
-  static constexpr int kWeightBuffers = kPipelined ? 2 : 1;
   static constexpr int kScoreOffset = kStages * kTileBytes;
-  static constexpr int kWeightOffset = kScoreOffset + kScoreBuffers * Softmax::kScoreBytes;
-  static constexpr int kFactorOffset = kWeightOffset + kWeightBuffers * Softmax::kWeightBytes;
-  static constexpr int kSharedBytes = kFactorOffset + kWeightBuffers * Softmax::kFactorBytes;
-  static_assert(kTileRows % 8 == 0 && kStages >= (kPipelined ? 4 : 2));
+  static constexpr int kWeightOffset = kScoreOffset + Softmax::kScoreBytes;
+  static constexpr int kFactorOffset = kWeightOffset + Softmax::kWeightBytes;
+  static constexpr int kSharedBytes = kFactorOffset + Softmax::kFactorBytes;
+  static_assert(kTileRows % 8 == 0 && kStages >= 2);
   static_assert(Softmax::kTotalsBytes <= Softmax::kScoreBytes);
   // Q is staged behind the first KV tile, across whatever follows.
   static_assert(kTileBytes + kTileRows * kRowBytes <= kSharedBytes);
@@ -151,135 +144,55 @@ __device__ __forceinline__ int tiles_inside(const Segment& segment, int tile, in
   return max(0, min(segment.tile_end, segment.prefix / kTileKeys) - ahead - tile);
 }
 
+// A segment, from its queries in registers and its first tile requested to the sums in registers.
 template <class Config>
-class Phased {
-  using Rows = RowTile<Config::kTileRows>;
-  static constexpr int kAhead = Config::kStages - 1;
-
- public:
-  static __device__ __forceinline__ void run(const PortableArgs& args, uint32_t lanes, Rows& rows, TileLoader& loader,
-                                             uint8_t* shared) {
-    const uint32_t stages = shared_address(shared);
-    uint8_t* scores = shared + Config::kScoreOffset;
-    uint8_t* weights = shared + Config::kWeightOffset;
-    uint8_t* factors = shared + Config::kFactorOffset;
-    const float scale = args.p.scale * kLog2e;
-    uint32_t stage = stages;
-    uint32_t free_stage = stages + kAhead * kTileBytes;
-    int left, inside;
-    {
-      const Segment segment = resume<Segment, 0>(lanes);
+__device__ __forceinline__ void run_segment(const PortableArgs& args, uint32_t lanes, RowTile<Config::kTileRows>& rows,
+                                            TileLoader& loader, uint8_t* shared) {
+  constexpr int kAhead = Config::kStages - 1;
+  const uint32_t stages = shared_address(shared);
+  uint8_t* scores = shared + Config::kScoreOffset;
+  uint8_t* weights = shared + Config::kWeightOffset;
+  uint8_t* factors = shared + Config::kFactorOffset;
+  const float scale = args.p.scale * kLog2e;
+  uint32_t stage = stages;
+  uint32_t free_stage = stages + kAhead * kTileBytes;
+  int left, inside;
+  {
+    const Segment segment = resume<Segment, 0>(lanes);
 #pragma unroll
-      for (int ahead = 1; ahead < kAhead; ++ahead) {
-        loader.request(args, segment, segment.tile_begin + ahead, stages + ahead * kTileBytes);
-      }
-      left = segment.tile_end - segment.tile_begin;
-      inside = left - tiles_inside(segment, segment.tile_begin, kAhead + 1);
+    for (int ahead = 1; ahead < kAhead; ++ahead) {
+      loader.request(args, segment, segment.tile_begin + ahead, stages + ahead * kTileBytes);
     }
-#pragma unroll 1
-    for (; left > 0; --left) {
-      uint32_t visible = 0xffffffffu;
-      cp_async_wait<kAhead - 1>();
-      __syncthreads();  // the tile is complete for all; all have left the tile before, its stage and its weights
-      if (__builtin_expect(left > inside, true)) {
-        loader.request_inside(args, free_stage);
-      } else {
-        const Segment segment = resume<Segment, 0>(lanes);
-        const int tile = segment.tile_end - left;
-        loader.request(args, segment, tile + kAhead, free_stage);
-        visible = visible_scores<Config::kTileRows>(args, segment, tile);
-      }
-      rows.score(stage, scores);
-      __syncthreads();
-      const bool raised = rows.softmax.template weigh<true>(scores, weights, factors, visible, scale);
-      if (__syncthreads_or(raised)) rows.rescale(factors);
-      rows.accumulate(stage, shared_address(weights));
-      free_stage = stage;
-      stage = stage == stages + kAhead * kTileBytes ? stages : stage + kTileBytes;
-    }
+    left = segment.tile_end - segment.tile_begin;
+    inside = left - tiles_inside(segment, segment.tile_begin, kAhead + 1);
   }
-};
-
-template <class Config>
-class Pipelined {
-  using Rows = RowTile<Config::kTileRows>;
-  using Softmax = typename Config::Softmax;
-
- public:
-  static __device__ __forceinline__ void run(const PortableArgs& args, uint32_t lanes, Rows& rows, TileLoader& loader,
-                                             uint8_t* shared) {
-    State at{0, 0, false};
-    int last, inside;  // the last step; the first from which on a tile at the end of the prefix is involved
-    {
-      const Segment segment = resume<Segment, 0>(lanes);
-      last = segment.tile_end - segment.tile_begin + 1;
-      inside = tiles_inside(segment, segment.tile_begin, 2);
-    }
 #pragma unroll 1
-    do {
-      cp_async_wait<0>();
-      const bool raised = __syncthreads_or(at.raised);  // tile j complete, scores j - 1 and weights j - 2 written
-      if (raised) rows.rescale(shared + Config::kFactorOffset + (at.step & 1) * Softmax::kFactorBytes);
-      if (__builtin_expect(at.step >= 2 && at.step < inside, true)) {
-        step<true>(args, lanes, rows, loader, shared, at);
-      } else {
-        step<false>(args, lanes, rows, loader, shared, at);
-      }
-    } while (at.step <= last);
-  }
-
- private:
-  struct State {
-    int step;     // j - the first tile, whose scores come next
-    int buffer;   // of tile j; j - 1 precedes cyclically
-    bool raised;  // references, by tile j - 2
-  };
-
-  template <bool kInside>
-  static __device__ __forceinline__ void step(const PortableArgs& args, uint32_t lanes, Rows& rows, TileLoader& loader,
-                                              uint8_t* shared, State& at) {
-    const uint32_t stages = shared_address(shared);
-    uint8_t* all_scores = shared + Config::kScoreOffset;
-    const float scale = args.p.scale * kLog2e;
-    const int before = at.buffer == 0 ? 2 : at.buffer - 1;
-    uint8_t* weights = shared + Config::kWeightOffset + (at.step & 1) * Softmax::kWeightBytes;  // of tile j - 2
-    const int other = ~at.step & 1;                                                              // and of tile j - 1
-    bool do_scores = true, do_softmax = true;
-    const bool do_values = kInside || at.step >= 2;
+  for (; left > 0; --left) {
     uint32_t visible = 0xffffffffu;
-    const uint32_t next_stage = stages + ((at.step + 1) & 3) * kTileBytes;
-    if (kInside) {
-      loader.request_inside(args, next_stage);
+    cp_async_wait<kAhead - 1>();
+    __syncthreads();  // the tile is complete for all; all have left the tile before, its stage and its weights
+    if (__builtin_expect(left > inside, true)) {
+      loader.request_inside(args, free_stage);
     } else {
       const Segment segment = resume<Segment, 0>(lanes);
-      const int tile = segment.tile_begin + at.step;
-      loader.request(args, segment, tile + 1, next_stage);
-      do_scores = tile < segment.tile_end;
-      do_softmax = at.step >= 1 && tile <= segment.tile_end;
-      if (do_softmax) visible = visible_scores<Config::kTileRows>(args, segment, tile - 1);
+      const int tile = segment.tile_end - left;
+      loader.request(args, segment, tile + kAhead, free_stage);
+      visible = visible_scores<Config::kTileRows>(args, segment, tile);
     }
-    const auto softmax = [&] {
-      at.raised = rows.softmax.template weigh<!kInside>(
-          all_scores + before * Softmax::kScoreBytes, shared + Config::kWeightOffset + other * Softmax::kWeightBytes,
-          shared + Config::kFactorOffset + other * Softmax::kFactorBytes, visible, scale);
-    };
-    at.raised = false;
-    // Warps w and w + 4 share a scheduler: while one is at its softmax, the other keeps the tensor core busy.
-    const bool early = !kInside || threadIdx.x < kThreads / 2;
-    if (do_softmax && early) softmax();
-    if (do_scores) rows.score(stages + (at.step & 3) * kTileBytes, all_scores + at.buffer * Softmax::kScoreBytes);
-    if (do_values) rows.accumulate(stages + ((at.step + 2) & 3) * kTileBytes, shared_address(weights));
-    if (kInside && !early) softmax();
-    at.buffer = at.buffer == 2 ? 0 : at.buffer + 1;
-    ++at.step;
+    rows.score(stage, scores);
+    __syncthreads();
+    const bool raised = rows.softmax.weigh(scores, weights, factors, visible, scale);
+    if (__syncthreads_or(raised)) rows.rescale(factors);
+    rows.accumulate(stage, shared_address(weights));
+    free_stage = stage;
+    stage = stage == stages + kAhead * kTileBytes ? stages : stage + kTileBytes;
   }
-};
+}
 
 template <class Config>
 __global__ void __launch_bounds__(kThreads, 1)
     smxx_bf16_tree_attention_portable(const __grid_constant__ PortableArgs args) {
   extern __shared__ __align__(128) uint8_t shared[];
-  using Run = std::conditional_t<Config::kPipelined, Pipelined<Config>, Phased<Config>>;
   constexpr int kCursor = sizeof(Segment) / 4;  // first lane
   const uint32_t stages = shared_address(shared);
   allow_dependent_launch();
@@ -307,7 +220,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     rows.load_queries(stages + kTileBytes);
     rows.clear(segment.prefix <= kShortPrefix ? kSmallSlack : kSlack);
     __syncthreads();  // the queries' place is free again
-    Run::run(args, lanes, rows, loader, shared);
+    run_segment<Config>(args, lanes, rows, loader, shared);
     rows.finish(args, resume<Segment, 0>(lanes), shared + Config::kScoreOffset);
     schedule = Schedule(resume<Cursor, kCursor>(lanes));
     __syncthreads();  // before the next segment's queries overwrite what was read here

@@ -12,10 +12,8 @@ namespace treeverify {
 namespace {
 
 constexpr int kTileRowChoices[] = {16, 32, 40};
-constexpr int kMergeBlocksPerMultiprocessor = 2;
 constexpr int kBriefRows = 16;
 constexpr int kBriefUnits = 2;  // per CTA: a call that has no more units at the usual row tile spreads wider at kBriefRows
-constexpr bool kPreferPipelined = true;  // where both fit; else the deep schedule
 
 int div_up(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b); }
 
@@ -92,27 +90,23 @@ cudaError_t launch_config(const PortableArgs& args, int ctas, cudaStream_t strea
 }
 
 // The configurations of one row tile. A library holds the best one that its limit allows; one that is built to compare
-// schedules holds all.
+// them holds both.
 template <int kTileRows>
 struct Choice {
-  using Small = PortableConfig<kTileRows, 2, false>;
-  using Deep = PortableConfig<kTileRows, 3, false>;
-  using Pipelined = PortableConfig<kTileRows, 4, true>;
-  static constexpr bool kDeepFits = Deep::kSharedBytes <= TREEVERIFY_SHARED_LIMIT;
-  static constexpr bool kPipelinedFits = kPreferPipelined && kTileRows > kBriefRows && Pipelined::kSharedBytes <= TREEVERIFY_SHARED_LIMIT;
-  using Default = std::conditional_t<kPipelinedFits, Pipelined, std::conditional_t<kDeepFits, Deep, Small>>;
+  using Small = PortableConfig<kTileRows, 2>;
+  using Deep = PortableConfig<kTileRows, 3>;
+  using Default = std::conditional_t<(Deep::kSharedBytes <= TREEVERIFY_SHARED_LIMIT), Deep, Small>;
   static_assert(Small::kSharedBytes <= kSmallSharedBytes && Default::kSharedBytes <= TREEVERIFY_SHARED_LIMIT);
 };
 
 template <int kTileRows>
-cudaError_t launch_rows(const PortableArgs& args, PortableSchedule schedule, int ctas, cudaStream_t stream) {
+cudaError_t launch_rows(const PortableArgs& args, PortableDepth depth, int ctas, cudaStream_t stream) {
   using Choice = Choice<kTileRows>;
-#ifdef TREEVERIFY_ALL_SCHEDULES
-  if (schedule == PortableSchedule::kSmall) return launch_config<typename Choice::Small>(args, ctas, stream);
-  if (schedule == PortableSchedule::kDeep) return launch_config<typename Choice::Deep>(args, ctas, stream);
-  if (schedule == PortableSchedule::kPipelined) return launch_config<typename Choice::Pipelined>(args, ctas, stream);
+#ifdef TREEVERIFY_ALL_DEPTHS
+  if (depth == PortableDepth::kSmall) return launch_config<typename Choice::Small>(args, ctas, stream);
+  if (depth == PortableDepth::kDeep) return launch_config<typename Choice::Deep>(args, ctas, stream);
 #endif
-  if (schedule != PortableSchedule::kDefault) return cudaErrorInvalidConfiguration;
+  if (depth != PortableDepth::kDefault) return cudaErrorInvalidConfiguration;
   return launch_config<typename Choice::Default>(args, ctas, stream);
 }
 
@@ -160,9 +154,9 @@ cudaError_t launch_portable_with(const TreeAttentionParams& params, const Portab
 
   const int ctas = params.multiprocessors;
   switch (tile_rows) {
-    case 16: error = launch_rows<16>(args, options.schedule, ctas, stream); break;
-    case 32: error = launch_rows<32>(args, options.schedule, ctas, stream); break;
-    case 40: error = launch_rows<40>(args, options.schedule, ctas, stream); break;
+    case 16: error = launch_rows<16>(args, options.depth, ctas, stream); break;
+    case 32: error = launch_rows<32>(args, options.depth, ctas, stream); break;
+    case 40: error = launch_rows<40>(args, options.depth, ctas, stream); break;
     default: return cudaErrorInvalidValue;
   }
   if (error != cudaSuccess) return error;

@@ -10,16 +10,15 @@ namespace treeverify {
 
 constexpr int32_t kSmallSharedBytes = 101376;  // what one CTA may have on sm_86, sm_89, sm_120 and sm_121
 
-// What is not kDefault exists only in a library built with TREEVERIFY_ALL_SCHEDULES.
-enum class PortableSchedule : int32_t {
-  kDefault = 0,    // the best that TREEVERIFY_SHARED_LIMIT allows
-  kSmall = 1,      // phased, two stages: never over kSmallSharedBytes
-  kDeep = 2,       // phased, three stages
-  kPipelined = 3,  // four stages, three score buffers
+// What is not kDefault exists only in a library built with TREEVERIFY_ALL_DEPTHS.
+enum class PortableDepth : int32_t {
+  kDefault = 0,  // the deepest that TREEVERIFY_SHARED_LIMIT allows
+  kSmall = 1,    // two stages: never over kSmallSharedBytes
+  kDeep = 2,     // three stages
 };
 
 struct PortableOptions {
-  PortableSchedule schedule = PortableSchedule::kDefault;
+  PortableDepth depth = PortableDepth::kDefault;
   int32_t tile_rows = 0;    // 0 = by cost
   bool allow_parts = true;  // items may be cut into a whole number of equal parts
   bool early_merge = true;  // let the merge kernel's launch overlap the first kernel (sm_90 and later)

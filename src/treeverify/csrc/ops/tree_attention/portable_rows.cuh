@@ -172,9 +172,12 @@ class RowTile {
   // Multiplies every row by its factor.
   __device__ __forceinline__ void rescale(const uint8_t* factors) {
     const int thread = cold_thread();
+    float2 all[kBlocks];
+#pragma unroll
+    for (int n = 0; n < kBlocks; ++n) all[n] = Softmax::factors_of(factors, 8 * n + 2 * (thread & 3));
 #pragma unroll
     for (int n = 0; n < kBlocks; ++n) {
-      const float2 factor = Softmax::factors_of(factors, 8 * n + 2 * (thread & 3));
+      const float2 factor = all[n];
       if (!__any_sync(0xffffffffu, factor.x != 1.f || factor.y != 1.f)) continue;
 #pragma unroll
       for (int m = 0; m < 4; ++m) {
@@ -190,7 +193,10 @@ class RowTile {
   __device__ __forceinline__ void finish(const PortableArgs& args, const Segment& segment, uint8_t* scratch) {
     const int thread = cold_thread();
     const bool partial = segment.slot >= 0;
-    if (partial) store_partial(args.partials + static_cast<int64_t>(segment.slot) * (kTileRows * kLatent));
+    if (partial) {
+      store_partial(args.partials + static_cast<int64_t>(segment.slot) * (kTileRows * kLatent),
+                    rows_in_tile(args, segment.row_tile));
+    }
     __syncthreads();  // everyone is done with what `scratch` held
     softmax.totals(scratch);
     __syncthreads();
@@ -222,8 +228,9 @@ class RowTile {
   Softmax softmax;
 
  private:
-  // Fragment order: [warp][m][n][lane] of four floats, so that stores and the merge's loads are contiguous.
-  __device__ __forceinline__ void store_partial(float* target) const {
+  // Fragment order: [warp][m][n][lane] of four floats, so that stores and the merge's loads are contiguous. Nobody reads
+  // rows beyond the last.
+  __device__ __forceinline__ void store_partial(float* target, int rows) const {
     const int thread = cold_thread();
     auto* base = reinterpret_cast<float4*>(target) + (thread >> 5) * 4 * kBlocks * 32 + (thread & 31);
 #pragma unroll
@@ -231,7 +238,7 @@ class RowTile {
 #pragma unroll
       for (int n = 0; n < kBlocks; ++n) {
         const float(&v)[4] = out_[m][n];
-        base[(m * kBlocks + n) * 32] = make_float4(v[0], v[1], v[2], v[3]);
+        if (8 * n + 2 * (thread & 3) < rows) base[(m * kBlocks + n) * 32] = make_float4(v[0], v[1], v[2], v[3]);
       }
     }
   }

@@ -9,7 +9,8 @@
 //          so that neighbours read the same keys at the same time;
 //   parts: if the items left are fewer than the CTAs and the longest part exceeds an even share by no more than another
 //          segment costs, each is cut into as many equal parts as its length earns and every CTA takes one part;
-//   cut:   otherwise every CTA takes a contiguous range of the units left, of nearly equal size.
+//   cut:   otherwise every CTA takes a contiguous range of the units left, of nearly equal size. If there are many, each
+//          item counts for some more, before its first: what it costs the CTA that goes on to it from another.
 // What falls to one CTA of one item is a *segment*. A segment that is not a whole item leaves a partial result in one of
 // its CTA's two slots: slot 2c if it continues an item that an earlier CTA began, else slot 2c + 1. (Only the first
 // segment after the waves can be the former and only the last the latter.) The merge entry of CTA c describes the item
@@ -82,6 +83,7 @@ struct Cursor {
   int quotient;       // of the units by the CTAs that share them evenly
   int remainder;
   int parts;          // CTAs that share this CTA's item; 0 if the units are cut evenly
+  int cost;           // units that each item counts for in addition, before its first
   int wave, waves;    // the next and their number
   int request;
   int prefix;
@@ -136,12 +138,14 @@ class Schedule {
       return total;
     };
     at_.waves = args.granule == 0 && items > ctas ? count_waves(args, items, sum) : 0;
-    at_.wave = at_.parts = 0;
+    at_.wave = at_.parts = at_.cost = 0;
     const int first_item = at_.waves * ctas;
-    const auto cut_evenly = [&](int request, int units) { return units * row_tiles_left(args, request, first_item); };
+    const auto cut_evenly = [&](int request, int units) {
+      return (units + at_.cost) * row_tiles_left(args, request, first_item);
+    };
     int own = sum(cut_evenly);
-    int through = scan(own);
-    const int units = __shfl_sync(0xffffffffu, through, 31);  // of all CTAs
+    int through = warp_scan(own);
+    int units = __shfl_sync(0xffffffffu, through, 31);  // of all CTAs
     at_.quotient = units / ctas;
     at_.remainder = units - at_.quotient * ctas;
     int share = 0;  // of an item per CTA, if the items are cut into parts
@@ -152,13 +156,21 @@ class Schedule {
         const int parts = sum([&](int request, int units) {
           return (units + longest - 1) / longest * row_tiles_left(args, request, first_item);
         });
-        const int all_through = scan(parts);
+        const int all_through = warp_scan(parts);
         if (__shfl_sync(0xffffffffu, all_through, 31) > ctas) continue;
         share = longest;
         own = parts;
         through = all_through;
         break;
       }
+    }
+    if (args.granule == 0 && share == 0 && at_.quotient >= 2 * kCutCost) {
+      at_.cost = kCutCost;
+      own = sum(cut_evenly);
+      through = warp_scan(own);
+      units = __shfl_sync(0xffffffffu, through, 31);
+      at_.quotient = units / ctas;
+      at_.remainder = units - at_.quotient * ctas;
     }
     // The request that holds this CTA's first unit, or its part.
     at_.unit = share > 0 ? cta : boundary(cta);
@@ -173,7 +185,7 @@ class Schedule {
 #pragma unroll 1
     for (; request + 1 < last; ++request) {  // of use in the owner's lane
       const int units = units_of(args, tiles_of(args, prefix_length(args.p, request)));
-      const int weight = (share > 0 ? (units + share - 1) / share : units) * row_tiles_left(args, request, first_item);
+      const int weight = (share > 0 ? (units + share - 1) / share : units + at_.cost) * row_tiles_left(args, request, first_item);
       if (offset < weight) break;
       offset -= weight;
     }
@@ -201,14 +213,21 @@ class Schedule {
     } else {
       if (at_.unit >= at_.end) return false;
       const int first_item = at_.waves * static_cast<int>(gridDim.x);
-      if (at_.offset == at_.request_units * row_tiles_left(args, at_.request, first_item)) {
+      int weight = at_.request_units + at_.cost;
+      if (at_.offset == weight * row_tiles_left(args, at_.request, first_item)) {
         at_.offset = 0;
         load_request(args, at_.request + 1);
+        weight = at_.request_units + at_.cost;
       }
-      const int row_tile = at_.offset / at_.request_units;
-      begin = at_.offset - row_tile * at_.request_units;
+      const int row_tile = at_.offset / weight;
+      const int first = at_.offset - row_tile * weight;
+      const int advance = args.granule ? 1 : min(at_.end - at_.unit, weight - first);
       units = at_.request_units;
-      take = args.granule ? 1 : min(at_.end - at_.unit, units - begin);
+      begin = max(0, first - at_.cost);
+      take = max(0, first + advance - at_.cost) - begin;
+      if (take == 0) return false;  // the range ends before the item's first unit
+      at_.unit += advance;
+      at_.offset += advance;
       segment.request = at_.request;
       segment.row_tile = row_tile + args.row_tiles - row_tiles_left(args, at_.request, first_item);
       segment.prefix = at_.prefix;
@@ -220,13 +239,9 @@ class Schedule {
     if (take == units) {
       segment.slot = -1;
     } else if (args.granule) {
-      segment.slot = at_.unit;
+      segment.slot = at_.unit - 1;
     } else {
       segment.slot = 2 * static_cast<int>(blockIdx.x) + (begin == 0);
-    }
-    if (!wave) {
-      at_.unit += take;
-      at_.offset += take;
     }
     return true;
   }
@@ -244,7 +259,8 @@ class Schedule {
   }
 
  private:
-  static constexpr int kSegmentCost = 3;  // what the ends of a segment cost, in key tiles
+  static constexpr int kSegmentCost = 3;  // how many key tiles the longest part may have more than an even share
+  static constexpr int kCutCost = 7;      // what an item costs the CTA that goes on to it, when the units are cut
 
   // Whole waves of whole items, if they make the call no longer than even shares would.
   template <class Sum>
@@ -280,16 +296,6 @@ class Schedule {
   // Row tiles of a request that belong to items from `first_item` on.
   static __device__ __forceinline__ int row_tiles_left(const PortableArgs& args, int request, int first_item) {
     return max(0, min(args.row_tiles, (request + 1) * args.row_tiles - first_item));
-  }
-
-  static __device__ __forceinline__ int scan(int value) {
-    const int lane = threadIdx.x & 31;
-#pragma unroll
-    for (int distance = 1; distance < 32; distance *= 2) {
-      const int below = __shfl_up_sync(0xffffffffu, value, distance);
-      if (lane >= distance) value += below;
-    }
-    return value;
   }
 
   __device__ __forceinline__ void load_request(const PortableArgs& args, int request) {
