@@ -36,7 +36,7 @@ namespace emulator {
 int current;
 unsigned block, grid;
 alignas(1024) uint8_t arena[kArenaBytes];
-std::vector<CopyGroup> groups[kThreads];
+std::vector<CopyGroup> groups[kMaxThreads];
 
 namespace {
 
@@ -45,7 +45,7 @@ constexpr int kSavedRegisters = 6;
 constexpr uint64_t kMaxYields = 100'000'000;  // without any thread coming to its end
 constexpr int kHopEvery = 64;                 // yields between changes to another warp, on average
 
-Warp warps[kWarps];
+Warp warps[kMaxWarps];
 
 struct Barrier {
   int arrived = 0;
@@ -54,9 +54,11 @@ struct Barrier {
   int result = 0;
 } barrier;
 
-void* stack_pointers[kThreads + 1];  // the last: whoever called run_block
-uint8_t* stacks[kThreads];
-bool done[kThreads];
+constexpr int kCaller = kMaxThreads;  // whoever called run_block
+int block_threads;
+void* stack_pointers[kMaxThreads + 1];
+uint8_t* stacks[kMaxThreads];
+bool done[kMaxThreads];
 int running;
 uint64_t yields;
 std::function<void()> body;
@@ -64,14 +66,14 @@ std::mt19937 random_order(1);
 
 // The next thread: mostly a neighbour in the warp, as a warp must gather for nearly everything, now and then any other.
 int pick() {
-  const int origin = random_order() % kHopEvery == 0 ? static_cast<int>(random_order() % kThreads) : current;
+  const int origin = random_order() % kHopEvery == 0 ? static_cast<int>(random_order() % block_threads) : current;
   const int first_of_warp = origin / 32 * 32;
   for (int i = 1; i <= 32; ++i) {
     const int next = first_of_warp + (origin + i) % 32;
     if (!done[next]) return next;
   }
-  for (int i = 1; i <= kThreads; ++i) {
-    const int next = (origin + i) % kThreads;
+  for (int i = 1; i <= block_threads; ++i) {
+    const int next = (origin + i) % block_threads;
     if (!done[next]) return next;
   }
   fail("no thread is left to run");
@@ -88,7 +90,7 @@ void enter() {
   done[current] = true;
   --running;
   yields = 0;
-  if (running == 0) emulator_switch(&stack_pointers[current], stack_pointers[kThreads]);
+  if (running == 0) emulator_switch(&stack_pointers[current], stack_pointers[kCaller]);
   switch_to(pick());
   fail("a finished thread runs again");
 }
@@ -110,20 +112,21 @@ void fail(const char* what) {
   abort();
 }
 
-void run_block(std::function<void()> thread_body, unsigned block_index, unsigned grid_size) {
+void run_block(std::function<void()> thread_body, unsigned block_index, unsigned grid_size, int threads) {
+  block_threads = threads;
   block = block_index;
   grid = grid_size;
   body = thread_body;
-  running = kThreads;
+  running = threads;
   yields = 0;
   memset(arena, kPoison, sizeof(arena));
-  for (int thread = 0; thread < kThreads; ++thread) {
+  for (int thread = 0; thread < threads; ++thread) {
     done[thread] = false;
     groups[thread].assign(1, {});
     stack_pointers[thread] = fresh_stack(thread);
   }
   current = 0;
-  emulator_switch(&stack_pointers[kThreads], stack_pointers[0]);
+  emulator_switch(&stack_pointers[kCaller], stack_pointers[0]);
 }
 
 void yield() {
@@ -135,7 +138,7 @@ void yield() {
 int barrier_or(int value) {
   const uint64_t generation = barrier.generation;
   barrier.gathered |= value;
-  if (++barrier.arrived == kThreads) {
+  if (++barrier.arrived == block_threads) {
     barrier.result = barrier.gathered;
     barrier.arrived = 0;
     barrier.gathered = 0;

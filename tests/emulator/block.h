@@ -10,8 +10,9 @@
 
 namespace emulator {
 
-constexpr int kThreads = 256;
-constexpr int kWarps = kThreads / 32;
+constexpr int kThreads = 256;  // of a block unless run_block is told otherwise
+constexpr int kMaxThreads = 1024;
+constexpr int kMaxWarps = kMaxThreads / 32;
 constexpr int kArenaBytes = 240 * 1024;
 constexpr int kMaxOperands = 8;
 
@@ -42,10 +43,11 @@ using CopyGroup = std::vector<Copy>;
 extern int current;  // the thread that runs
 extern unsigned block, grid;
 extern uint8_t arena[kArenaBytes];                // dynamic shared memory
-extern std::vector<CopyGroup> groups[kThreads];  // by thread; the last group is still open
+extern std::vector<CopyGroup> groups[kMaxThreads];  // by thread; the last group is still open
 
-// Runs `body` as every thread of block `block_index` of `grid_size`, over poisoned shared memory.
-void run_block(std::function<void()> body, unsigned block_index, unsigned grid_size);
+// Runs `body` as every thread of block `block_index` of `grid_size`, over poisoned dynamic shared memory. `threads` is a
+// multiple of 32, up to kMaxThreads.
+void run_block(std::function<void()> body, unsigned block_index, unsigned grid_size, int threads = kThreads);
 
 // Lets another thread run.
 void yield();

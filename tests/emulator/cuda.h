@@ -98,9 +98,39 @@ inline unsigned __reduce_add_sync(unsigned, unsigned value) {
   return static_cast<unsigned>(emulator::exchange("reduce_add", value, 0, at));
 }
 
+inline unsigned __reduce_min_sync(unsigned, unsigned value) {
+  const auto at = [](const emulator::Warp& all, int) {
+    uint64_t smallest = all.operands[0][0];
+    for (int lane = 1; lane < 32; ++lane) smallest = std::min(smallest, all.operands[lane][0]);
+    return smallest;
+  };
+  return static_cast<unsigned>(emulator::exchange("reduce_min", value, 0, at));
+}
+
+inline uint32_t __float_as_uint(float x) { return static_cast<uint32_t>(emulator::to_bits(x)); }
 inline float __uint_as_float(uint32_t bits) { return emulator::from_bits<float>(bits); }
 inline float __int_as_float(int bits) { return emulator::from_bits<float>(static_cast<uint32_t>(bits)); }
 inline int __float_as_int(float x) { return static_cast<int>(emulator::to_bits(x)); }
+
+inline int atomicMin(int* target, int value) {
+  const int before = *target;
+  if (value < before) *target = value;
+  return before;
+}
+
+template <class T>
+T atomicAdd(T* target, T value) {
+  const T before = *target;
+  *target = before + value;
+  return before;
+}
+
+inline float __fadd_rn(float a, float b) { return a + b; }
+inline uint64_t __float2ull_rn(float x) { return static_cast<uint64_t>(std::rint(static_cast<double>(x))); }
+inline uint64_t __double2ull_rz(double x) { return static_cast<uint64_t>(x); }
+inline uint64_t __umul64hi(uint64_t a, uint64_t b) {
+  return static_cast<uint64_t>(static_cast<unsigned __int128>(a) * b >> 64);
+}
 
 template <class T>
 T __ldcg(const T* source) {
