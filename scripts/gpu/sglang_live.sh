@@ -1,6 +1,6 @@
 #!/bin/bash
 # Real SGLang 0.5.17 servers with the attention backend treeverify, on one GPU: see sglang_live.py for the parts.
-#   OUT=FOLDER scripts/gpu/sglang_live.sh [--parts packaged,forced] [--kinds eager,graph]
+#   OUT=FOLDER [LIVE=kimi_rank.py] scripts/gpu/sglang_live.sh [--parts packaged,forced] [--kinds eager,graph]
 # From the repository root, with .sglang/site.tar.xz (an installed tree of SGLang) and, to save compiling, its caches
 # in .sglang/cache.tar.xz (KEEP_CACHE=1 writes them to $OUT again). Records and logs go to $OUT.
 set -u
@@ -24,7 +24,7 @@ python3 -c 'import torch
 from treeverify.ops.tree_attention.cuda import prepare
 prepare(torch.device("cuda", 0))' || exit 8
 lap "kernel ready"
-python3 "$root/scripts/gpu/sglang_live.py" --out "$out" "$@"
+python3 "$root/scripts/gpu/${LIVE:-sglang_live.py}" --out "$out" "$@"
 code=$?
 [ -n "${KEEP_CACHE:-}" ] && tar -C "$HOME" -cJf "$out/cache.tar.xz" .triton/cache .cache/tvm-ffi .cache/sglang 2>/dev/null
 lap "all"
