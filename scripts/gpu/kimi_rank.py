@@ -84,8 +84,7 @@ def kind(kernel: str) -> str:
 
 def split(trace: Path, steps: int) -> dict[str, Any]:
     """Microseconds per step by part, and the largest kernels, from a profiler's trace of ``steps`` verify steps."""
-    opened = gzip.open(trace, "rt") if trace.suffix == ".gz" else trace.open()
-    with opened as file:
+    with gzip.open(trace, "rt") as file:
         events = [e for e in json.load(file)["traceEvents"] if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
     parts, names = Counter[str](), Counter[str]()
     for event in events:
@@ -115,12 +114,12 @@ def profile(server: Server, ids: list[int], folder: Path, steps: int, step: floa
     thread = threading.Thread(target=server.generate, args=([ids], tokens))
     thread.start()
     time.sleep(0.3 + 2e-3 * step)
-    before = set(folder.rglob("*.json*"))
+    before = set(folder.rglob("*.json.gz"))
     server.ask("/start_profile", {"output_dir": str(folder), "num_steps": steps, "activities": ["GPU"]})
     thread.join()
     deadline = time.time() + 30
     while time.time() < deadline:
-        fresh = set(folder.rglob("*.json*")) - before
+        fresh = set(folder.rglob("*.json.gz")) - before
         if fresh:
             time.sleep(1.0)
             return split(max(fresh, key=lambda path: path.stat().st_mtime), steps)
