@@ -74,8 +74,8 @@ class Driver:
         return Outcome(code, self._out.read_text() if self._out.exists() else "")
 
     def close(self) -> None:
-        self._process.stdin.close()
-        self._process.wait(10)
+        self._process.kill()
+        self._process.communicate()
 
 
 @dataclass

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -19,6 +21,11 @@ from treeverify.errors import ServerError
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 NAMESPACES = ("--pid", "--fork", "--kill-child", "--mount", "--uts", "--cgroup", "--ipc")
+
+
+def _die_with_parent() -> None:
+    """Let the kernel end this process with the tests, however they end."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 class Systemd:
@@ -40,6 +47,7 @@ class Systemd:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                preexec_fn=_die_with_parent,
             )
         if not self._up():
             self.stop()

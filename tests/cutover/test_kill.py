@@ -94,8 +94,16 @@ def test_started_again_with_another_plan_it_rolls_back_first(bench):
 
 @pytest.mark.slow
 def test_the_same_with_restarts_and_an_eager_stage(bench):
+    """Killed round each change of files and each restart."""
     bench.base = {"KDTREE_VERIFY": "off"}
-    for _ in kill_everywhere(bench, "after", *EAGER):
+    bench.start()
+    assert bench.run("on", *EAGER).code == 0
+    acts = [record["seq"] for record in bench.records() if record["data"].get("act") in ("files", "restart")]
+    assert len(acts) == 12
+    for number in acts:
+        bench.start()
+        assert bench.run("on", *EAGER, kill=f"after:{number}").code == KILLED
+        assert_explained(bench)
         if bench.modes()[0] == "ServerUnreachableError":
             bench.boot()  # what a supervisor does
         outcome = bench.run("on", *EAGER)

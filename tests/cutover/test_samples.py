@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import httpx
 import pytest
 import uvicorn
 
+from treeverify.control.client import read_state, switch_mode
 from treeverify.control.schema import PluginState
 from treeverify.cutover import gates, samples
 from treeverify.cutover.limits import Limits
 from treeverify.cutover.samples import Plan, Sample
-from treeverify.errors import ConfigError
+from treeverify.env import VerifyMode
+from treeverify.errors import ConfigError, ServerUnreachableError
 from treeverify.serve.faults import NAMES
 from treeverify.serve.server import Setup, application
 
@@ -45,17 +45,10 @@ def served(fault: str | None = None) -> Iterator[str]:
         thread.join()
 
 
-def states(url: str) -> list[PluginState]:
-    entries = httpx.get(f"{url}/server_info", timeout=60).json()["internal_states"]
-    return [PluginState.model_validate_json(json.dumps(entry["treeverify"])) for entry in entries]
-
-
-def stage(url: str, number: int) -> tuple[list[PluginState], Sample, list[PluginState]]:
+def stage(url: str, mode: VerifyMode) -> tuple[list[PluginState], Sample, list[PluginState]]:
     """Switch, sample: (states before, sample, states after)."""
-    body = {"server_args": {"treeverify_mode": number}}
-    assert httpx.post(f"{url}/set_internal_state", json=body, timeout=60).json() == [True]
-    before = states(url)
-    return before, samples.collect(url, PLAN), states(url)
+    before = switch_mode(url, mode)
+    return before, samples.collect(url, PLAN), read_state(url)
 
 
 @pytest.fixture(scope="module")
@@ -81,9 +74,9 @@ def test_a_sample_holds_what_the_plan_asks(baseline):
 
 def test_a_right_kernel_passes_validate_and_serves_the_same_texts(baseline):
     with served() as url:
-        before, candidate, after = stage(url, 1)
+        before, candidate, after = stage(url, VerifyMode.VALIDATE)
         assert [v for v in gates.judge("validate", baseline, candidate, before, after, LIMITS) if not v.passed] == []
-        before, candidate, after = stage(url, 2)
+        before, candidate, after = stage(url, VerifyMode.ON)
         verdicts = gates.judge("on", baseline, candidate, before, after, LIMITS)
     # two prompts are too few for statistics, and the machine may be busy
     assert {verdict.gate for verdict in verdicts if not verdict.passed} <= {"statistics", "speed"}
@@ -94,7 +87,7 @@ def test_a_right_kernel_passes_validate_and_serves_the_same_texts(baseline):
 def test_each_fault_is_stopped_in_validate_by_the_parity_gate_alone(baseline, fault):
     """``one-head-2ulp`` is the floor: 2 bfloat16 ULP on one head of one layer."""
     with served(fault) as url:
-        before, candidate, after = stage(url, 1)
+        before, candidate, after = stage(url, VerifyMode.VALIDATE)
     verdicts = gates.judge("validate", baseline, candidate, before, after, LIMITS)
     closed = [verdict for verdict in verdicts if not verdict.passed]
     assert [verdict.gate for verdict in closed] == ["parity"]
@@ -103,7 +96,7 @@ def test_each_fault_is_stopped_in_validate_by_the_parity_gate_alone(baseline, fa
 
 def test_requests_that_fail_are_lines_of_the_sample(baseline):
     with served("nan-head") as url:
-        _, candidate, after = stage(url, 2)
+        _, candidate, after = stage(url, VerifyMode.ON)
         verdicts = gates.judge("on", baseline, candidate, after, after, LIMITS)
     assert len(candidate.failures) == 6
     assert candidate.failures[0].startswith("speed pass 0, tkinter/dialog.py: HTTP 500")
@@ -114,7 +107,7 @@ def test_requests_that_fail_are_lines_of_the_sample(baseline):
 def test_a_server_that_cannot_be_asked_is_an_error_before_the_first_request():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    with pytest.raises(ConfigError, match="cannot be reached"):
+    with pytest.raises(ServerUnreachableError):
         samples.collect(f"http://127.0.0.1:{port}", PLAN)
 
 

@@ -33,7 +33,7 @@ def read(path: Path) -> str | None:
 def require_writable(path: Path) -> None:
     """Raise CutoverError (``Exit.NOT_PERMITTED``) unless ``path`` could be written, its folders made if missing."""
     nearest = path
-    while not nearest.exists():
+    while not os.path.exists(nearest):  # unlike Path.exists, False where a folder may not be searched
         nearest = nearest.parent
     if not os.access(nearest, os.W_OK if nearest.is_file() else os.W_OK | os.X_OK):
         raise CutoverError(Exit.NOT_PERMITTED, f"{path}: {nearest} cannot be written by user {os.geteuid()}")

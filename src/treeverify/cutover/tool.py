@@ -59,7 +59,7 @@ class Tool:
 
         Raises CutoverError; from code 20 on, the run was stopped and rolled back.
         """
-        if not self.folder.exists():
+        if not os.path.exists(self.folder):
             require_path(plan, self._look())  # no folder is made for a unit or a server that is not there
         with self._locked() as hands:
             run = last_run(hands.journal.records)

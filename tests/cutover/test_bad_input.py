@@ -1,0 +1,186 @@
+"""What is wrong before a cutover begins: one clear line, an exit code of its own, nothing changed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from tests.cutover.conftest import free_port
+
+from treeverify.cutover.lock import hold
+
+
+def snapshot(bench):
+    files = {path: path.read_bytes() for path in bench.folder.rglob("*") if path.is_file() and path.name != "lock"}
+    return files, bench.modes(), bench.pid()
+
+
+@pytest.fixture
+def served(bench):
+    bench.boot()
+    return bench
+
+
+def refuse(bench, outcome, code, *said):
+    """``outcome`` has the code and one line that says why."""
+    assert outcome.code == code, outcome.out
+    assert len(outcome.out.strip().splitlines()) == 1, outcome.out
+    assert outcome.out.startswith("treeverify: ")
+    for text in said:
+        assert text in outcome.out
+
+
+def test_nothing_listens_at_the_port(served):
+    before = snapshot(served)
+    port = free_port()
+    url, served.url = served.url, f"http://127.0.0.1:{port}"
+    refuse(served, served.run(), 12, str(port))
+    served.url = url
+    assert snapshot(served) == before
+
+
+def test_an_address_that_is_none(served):
+    before = snapshot(served)
+    url, served.url = served.url, "localhost"
+    refuse(served, served.run(), 12, "http://HOST:PORT")
+    served.url = url
+    assert snapshot(served) == before
+
+
+def test_a_server_without_the_plugin(bench):
+    bench.base["STUB_PLUGIN"] = "0"
+    bench.boot()
+    refuse(bench, bench.run(), 13, "plugin", "--allow-restart")
+    refuse(bench, bench.run("on", "--dry-run"), 13, "plugin")
+    assert not bench.state.exists()
+    assert not bench.owned.exists()
+
+
+def test_a_server_that_may_not_be_switched(bench):
+    bench.base = {}
+    bench.boot()
+    before = snapshot(bench)
+    refuse(bench, bench.run(), 14, "switched to off only", "validate, on")
+    assert snapshot(bench) == before
+
+
+def test_a_user_who_may_not_write(served):
+    before = snapshot(served)
+    with TemporaryDirectory() as name:
+        public = Path(name)
+        public.chmod(0o755)
+        for path in served.folder.glob("*.json*"):
+            (public / path.name).write_text(path.read_text().replace(str(served.folder), name))
+        served.state = public / "state"
+        refused = served.run("on", "--settings", str(public / "settings.json"), uid=65534)
+        refuse(served, refused, 11, "cannot be written by user 65534")
+        assert not served.state.exists()
+    assert snapshot(served) == before
+
+
+def test_the_journal_of_another_unit(served):
+    assert served.run().code == 0
+    before = snapshot(served)
+    other = [word if word != "stub" else "other" for word in served.options()]
+    for what in (["run", "--to", "off"], ["rollback"], ["status"]):
+        refuse(served, served.driver("cutover", *what, *other), 15, "stub, not of other")
+    assert snapshot(served) == before
+
+
+def test_a_corrupted_journal(served):
+    assert served.run().code == 0
+    path = served.state / "journal.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[3] = lines[3].replace(b"validate", b"on", 1)
+    path.write_bytes(b"".join(lines))
+    before = snapshot(served)
+    for outcome in (served.run("off"), served.rollback(), served.driver("cutover", "status", *served.options())):
+        refuse(served, outcome, 16, "line 4", "nothing was changed")
+    assert snapshot(served) == before
+
+
+def test_a_second_operator(served):
+    served.state.mkdir()
+    before = snapshot(served)
+    with hold(served.state / "lock"):
+        for outcome in (served.run(), served.rollback()):
+            refuse(served, outcome, 17, f"user {os.getuid()} on", f"process {os.getpid()}")
+    assert snapshot(served) == before
+
+
+def test_a_file_that_is_not_ours(served):
+    served.owned.write_text("KDTREE_VERIFY=off\n")
+    before = snapshot(served)
+    refuse(served, served.run(), 18, str(served.owned))
+    assert snapshot(served) == before
+
+
+def test_wrong_options(served):
+    before = snapshot(served)
+    refuse(served, served.run("maybe"), 2, "--to", "off, validate, on")
+    refuse(served, served.run("on", "--eager", "NOVALUE", "--allow-restart"), 2, "--eager", "NAME=VALUE")
+    refuse(served, served.run("on", "--eager", "A=1"), 2, "--allow-restart")
+    refuse(served, served.run("validate", "--eager", "A=1", "--allow-restart"), 2, "eager", "target")
+    unit = served.driver("cutover", "status", "--unit", "no-suffix", "--url", served.url)
+    refuse(served, unit, 2, "NAME.service")
+    (served.folder / "settings.json").write_text(json.dumps({"speed": 1}))
+    refuse(served, served.run(), 2, "settings.json", "speed")
+    (served.folder / "settings.json").write_text("")
+    refuse(served, served.run(), 2, "settings.json")
+    after = snapshot(served)
+    assert {**after[0], **before[0]} == before[0]
+    assert after[1:] == before[1:]
+
+
+def test_a_dry_run_prints_the_plan_and_touches_nothing(served):
+    before = snapshot(served)
+    outcome = served.run("on", "--dry-run")
+    assert outcome.code == 0
+    assert [line.split(":")[0] for line in outcome.out.splitlines()][2:7] == [
+        "1. off",
+        "2. validate",
+        "3. soak for 0 s",
+        "4. on",
+        "5. unit",
+    ]
+    assert snapshot(served) == before
+    assert not served.state.exists()
+
+
+def test_nothing_to_do_and_nothing_to_roll_back(served):
+    assert "nothing to do" in served.run("off").last
+    assert "nothing to roll back" in served.rollback().last
+    assert served.records() == []
+
+
+def test_a_signal_rolls_back(served):
+    settings = ["--settings", str(served.folder / "settings.json"), "--soak", "60", "--to", "on"]
+    started = subprocess.Popen(
+        [sys.executable, "-c", WAITING, "cutover", "run", *served.options(), *settings],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while served.modes()[0] != "validate":
+        assert started.poll() is None
+        time.sleep(0.2)
+    started.send_signal(signal.SIGTERM)
+    said = started.communicate(timeout=60)[1]
+    assert started.returncode == 22, said
+    assert "SIGTERM" in said
+    assert served.modes() == ("off", "off")
+    assert served.records()[-1]["stage"] == "rolled-back"
+
+
+WAITING = """
+from tests.cutover import driver
+driver.samples.collect, driver.gates.judge = driver.collect, driver.judge_all_but(None)
+driver.report.write = lambda path, *rest: path
+driver.main()
+"""

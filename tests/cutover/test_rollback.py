@@ -1,0 +1,196 @@
+"""A rollback that fails says what is left and what to type; what stops a run need not be an error that we know."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from treeverify.control.schema import PluginState
+from treeverify.cutover.acts import Hands
+from treeverify.cutover.exits import Exit
+from treeverify.cutover.machine import Judges
+from treeverify.cutover.plan import CutoverPlan
+from treeverify.cutover.runner import CommandRunner
+from treeverify.cutover.samples import Plan, Prompt, Sample
+from treeverify.cutover.tool import Tool
+from treeverify.cutover.verdict import Verdict
+from treeverify.env import VerifyMode
+from treeverify.errors import CutoverError, ServerUnreachableError, SwitchError
+
+
+class FakeService:
+    """A server in memory. ``refuses``: modes that it cannot be switched to (any more)."""
+
+    def __init__(self):
+        self.mode, self.pid, self.refuses, self.up = "off", 1, set(), True
+
+    def read(self):
+        if not self.up:
+            raise ServerUnreachableError("http://fake/server_info: connection refused")
+        rank = {"rank": 0, "pid": self.pid, "mode": self.mode, "allowed": ["off", "validate", "on"]}
+        rank |= {"switches": 0, "switched_at": -1, "backends": []}
+        return [PluginState.model_validate_json(json.dumps({"version": "0", "engine": "fake", "ranks": [rank]}))]
+
+    def switch(self, mode):
+        if mode.value in self.refuses:
+            raise SwitchError(f"{mode.value}: refused")
+        self.mode = mode.value
+        return self.read()
+
+    def healthy(self):
+        return self.up
+
+
+def sample(url, plan, progress=None):
+    parts = {"generations": [], "probes": [], "speed": [], "failures": []}
+    return Sample(taken_at="2026-01-01T00:00:00Z", url=url, mode="off", plan=plan, **parts)
+
+
+def verdict(stage, *_, passed=True):
+    texts = {"gate": "test", "threshold": "none", "reason": "said so"}
+    return [Verdict(stage=stage, passed=passed, figures={}, **texts)]
+
+
+@pytest.fixture
+def service():
+    return FakeService()
+
+
+@pytest.fixture
+def plan():
+    prompts = Plan(prompts=[Prompt(name="a", input="x", forced="abcdefgh")])
+    return CutoverPlan(unit="fake", url="http://fake", target=VerifyMode.ON, soak_seconds=0, prompts=prompts)
+
+
+@pytest.fixture
+def tool(tmp_path, service, monkeypatch):
+    monkeypatch.setattr("treeverify.cutover.report.write", lambda path, *rest: path)
+    runner = CommandRunner("true", tmp_path / "owned.env", timeout=5)
+    said = []
+    return Tool("fake", "http://fake", tmp_path / "state", runner, service, said.append, judges=Judges(sample, verdict))
+
+
+def with_judge(tool, judge):
+    object.__setattr__(tool, "judges", Judges(sample, judge))
+    return tool
+
+
+def last(tool):
+    return tool.status()["stage"]
+
+
+def test_done(tool, plan, service):
+    tool.run(plan)
+    assert (service.mode, last(tool)) == ("on", "done")
+    assert len(tool.status()["verdicts"]) == 3
+
+
+@pytest.mark.parametrize("stage", ["validate", "soak", "on"])
+def test_each_closed_gate_goes_back(tool, plan, service, stage):
+    with_judge(tool, lambda at, *_: verdict(at, passed=at != stage))
+    with pytest.raises(CutoverError, match="gate closed: test: said so") as caught:
+        tool.run(plan)
+    assert caught.value.exit_code == Exit.GATE
+    assert (service.mode, last(tool)) == ("off", "rolled-back")
+    assert tool.status()["explained"]
+
+
+def test_a_gate_that_judges_nothing_is_closed(tool, plan, service):
+    with_judge(tool, lambda *_: [])
+    with pytest.raises(CutoverError, match="nothing was judged"):
+        tool.run(plan)
+    assert service.mode == "off"
+
+
+def test_a_restart_in_a_stage_closes_its_gate(tool, plan, service):
+    def judge(stage, *_):
+        return verdict(stage)
+
+    def restarting(url, prompts, progress=None):
+        service.pid += service.mode == "validate"
+        return sample(url, prompts)
+
+    object.__setattr__(tool, "judges", Judges(restarting, judge))
+    with pytest.raises(CutoverError, match="restarted meanwhile"):
+        tool.run(plan)
+    assert service.mode == "off"
+
+
+def test_an_error_that_nobody_expected_goes_back_too_and_is_not_hidden(tool, plan, service):
+    def judge(stage, *_):
+        raise ZeroDivisionError("a bug")
+
+    with pytest.raises(ZeroDivisionError):
+        with_judge(tool, judge).run(plan)
+    assert (service.mode, last(tool)) == ("off", "rolled-back")
+
+
+def test_a_rollback_that_fails_says_what_is_left_and_what_to_type(tool, plan, service):
+    def judge(stage, *_):
+        service.refuses = {"off"}
+        return verdict(stage, passed=stage != "on")
+
+    with pytest.raises(CutoverError) as caught:
+        with_judge(tool, judge).run(plan)
+    assert caught.value.exit_code == Exit.STUCK
+    said = str(caught.value)
+    for text in (
+        "off: refused",
+        "the server has mode on",
+        "next start would have KDTREE_VERIFY=off",
+        "before it was mode off",
+    ):
+        assert text in said
+    assert "treeverify cutover rollback --unit fake --url http://fake" in said
+    assert (service.mode, last(tool)) == ("on", "stuck")
+    with pytest.raises(CutoverError, match=r"rollback. first") as caught:
+        tool.run(plan)
+    assert caught.value.exit_code == Exit.STUCK
+    service.refuses = set()
+    tool.rollback()
+    assert (service.mode, last(tool)) == ("off", "rolled-back")
+
+
+def test_a_server_that_is_gone_at_the_rollback(tool, plan, service):
+    def judge(stage, *_):
+        service.up = False
+        return verdict(stage, passed=False)
+
+    short = plan.model_copy(update={"health_seconds": 0.01})
+    with pytest.raises(CutoverError, match="did not answer within") as caught:
+        with_judge(tool, judge).run(short)
+    assert caught.value.exit_code == Exit.STUCK
+    assert "the server's mode is unknown" in str(caught.value)
+
+
+def test_a_journal_that_cannot_be_written_any_more(tool, plan, service, monkeypatch):
+    """Nothing may change that the journal does not tell of: the run stops where it is and says so."""
+    from treeverify.cutover.journal import Journal
+
+    def judge(stage, *_):
+        monkeypatch.setattr(Journal, "append", full)
+        return verdict(stage)
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(CutoverError, match="No space left") as caught:
+        with_judge(tool, judge).run(plan)
+    assert caught.value.exit_code == Exit.STUCK
+    assert "the server has mode validate" in str(caught.value)
+    assert service.mode == "validate"
+    monkeypatch.undo()
+    assert tool.status()["explained"]
+
+
+def test_a_rollback_after_the_end_goes_back_to_what_was_there(tool, plan, service):
+    service.mode = "validate"
+    tool.run(plan)
+    assert service.mode == "on"
+    tool.rollback()
+    assert service.mode == "validate"
+
+
+def test_hands_check_nothing_by_default(tool):
+    assert Hands(tool.runner, tool.service, None, print).check() is None
