@@ -27,6 +27,7 @@ from treeverify.cutover.samples import Generation, Plan, Probe, Sample
 from treeverify.engine.engine import Engine, EngineConfig
 from treeverify.engine.request import Result, SamplingParams
 from treeverify.engine.verify import ours
+from treeverify.errors import ConfigError
 from treeverify.models.pair import load_pair
 from treeverify.serve.answer import answer
 from treeverify.serve.faults import plant
@@ -112,6 +113,8 @@ def records(folder: Path, dtype: str, limits: Limits) -> Iterator[Record]:
     """One record per kernel and number of prompts: in how many draws each gate closed."""
     files = {kernel: folder / f"{dtype}-{kernel}.json" for kernel in KERNELS}
     samples = {k: Sample.model_validate_json(file.read_text()) for k, file in files.items() if file.exists()}
+    if len({sample.plan.model_dump_json() for sample in samples.values()}) != 1:
+        raise ConfigError(f"{folder}: expected samples of one plan")
     for kernel in [kernel for kernel in samples if kernel != "off"]:
         pair = (samples["off"], samples[kernel])
         whole = {v.gate: v.figures for v in statistical("on", *pair, limits)}

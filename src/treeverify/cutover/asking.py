@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
 from datetime import UTC, datetime
 from time import perf_counter
 from typing import Any
 
 import httpx
-from pydantic import ValidationError
 
-from treeverify.control.schema import PluginState
-from treeverify.control.wire import STATE_KEY
+from treeverify import env
+from treeverify.control.client import read_state
 from treeverify.cutover.samples import Generation, Plan, Position, Probe, Progress, Prompt, Sample, Window
 from treeverify.errors import ConfigError
 
@@ -22,7 +20,7 @@ class _UnusableError(Exception):
 
 
 class Asking:
-    """One sample in the making."""
+    """One sample in the making. A server that wants a key gets ``TREEVERIFY_API_KEY``."""
 
     def __init__(self, url: str, plan: Plan, on_progress: Progress | None) -> None:
         self._plan, self._url = plan, url.rstrip("/")
@@ -31,11 +29,13 @@ class Asking:
         self._total = len(plan.prompts) * (plan.speed_passes + 1 + plan.probes)
 
     def sample(self) -> Sample:
-        """Ask everything; ConfigError as ``samples.collect``."""
+        """Ask everything; errors as ``samples.collect``."""
         plan = self._plan
         taken_at = datetime.now(UTC).isoformat(timespec="seconds")
-        with httpx.Client(base_url=self._url, timeout=plan.timeout, trust_env=False) as client:
-            mode = served_mode(client)
+        mode = served_mode(self._url, plan.timeout)
+        key = env.api_key()
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        with httpx.Client(base_url=self._url, timeout=plan.timeout, headers=headers, trust_env=False) as client:
             speed = [self._window(client, prompt, run) for run in range(plan.speed_passes) for prompt in plan.prompts]
             generations = [self._generation(client, prompt) for prompt in plan.prompts]
             probes = [
@@ -109,24 +109,11 @@ class Asking:
         return found
 
 
-def served_mode(client: httpx.Client) -> str:
-    """The mode of every rank; ConfigError if the server cannot be reached, has no plugin, or its ranks differ."""
-    try:
-        reply = client.get("/server_info")
-        reply.raise_for_status()
-        entries = [group[STATE_KEY] for group in reply.json()["internal_states"]]
-        states = [PluginState.model_validate_json(json.dumps(entry)) for entry in entries]
-    except httpx.HTTPError as error:
-        raise ConfigError(f"{client.base_url}: cannot be reached: {error}") from None
-    except (ValueError, KeyError, TypeError, ValidationError) as error:
-        raise ConfigError(
-            f"{client.base_url}: server_info does not say what treeverify's plugin says: {error}"
-        ) from None
-    modes = {rank.mode.value for state in states for rank in state.ranks}
+def served_mode(url: str, timeout: float) -> str:
+    """The mode of every rank; ConfigError if ranks differ, and the errors of ``control.client.read_state``."""
+    modes = {rank.mode.value for state in read_state(url, timeout=timeout) for rank in state.ranks}
     if len(modes) != 1:
-        raise ConfigError(
-            f"{client.base_url}: expected one mode on all ranks, got {', '.join(sorted(modes)) or 'none'}"
-        )
+        raise ConfigError(f"{url}: expected one mode on all ranks, got {', '.join(sorted(modes))}")
     return modes.pop()
 
 

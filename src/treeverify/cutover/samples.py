@@ -164,8 +164,8 @@ def collect(url: str, plan: Plan, on_progress: Progress | None = None) -> Sample
     """Put ``plan`` to the server at ``url``, one request at a time, and return its answers.
 
     A request that fails (HTTP error, no connection, timeout, an answer without usable log-probabilities) becomes a
-    line of ``failures`` and the rest goes on; the gates judge it. Raises ConfigError where the server cannot be
-    reached, or does not run the plugin, before the first request.
+    line of ``failures`` and the rest goes on; the gates judge it. Raises, before the first request, what
+    ``control.client.read_state`` raises, and ConfigError where the ranks are in two modes.
     """
     from treeverify.cutover.asking import Asking
 

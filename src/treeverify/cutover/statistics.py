@@ -69,18 +69,17 @@ def shorter(baseline: NDArray[np.int64], candidate: NDArray[np.int64], seed: int
     modes are right, exchanging the two answers to a prompt changes nothing, so the distances of all exchanges are
     equally likely: an exact permutation test, of which ``PERMUTATIONS`` random exchanges are drawn.
     """
-    pair = np.stack([baseline, candidate]).astype(np.float64)
+    total, change = baseline + candidate, candidate - baseline
 
-    def distances(swap: NDArray[np.bool_]) -> Array:
-        keep = np.stack([~swap, swap]).astype(np.float64)  # [2, draws, prompts]
-        first = keep[0] @ pair[0] + keep[1] @ pair[1]
-        second = keep[1] @ pair[0] + keep[0] @ pair[1]
-        gap = np.cumsum(second, 1) / second.sum(1, keepdims=True) - np.cumsum(first, 1) / first.sum(1, keepdims=True)
+    def distances(swaps: NDArray[np.int64]) -> Array:
+        first = baseline.sum(0) + swaps @ change
+        below_first, below_second = np.cumsum(first, 1), np.cumsum(total.sum(0) - first, 1)
+        gap = below_second / below_second[:, -1:] - below_first / below_first[:, -1:]
         largest: Array = gap.max(axis=1)
         return largest
 
-    observed = float(distances(np.zeros((1, len(baseline)), dtype=np.bool_))[0])
-    swaps = np.random.default_rng(seed).integers(0, 2, size=(PERMUTATIONS, len(baseline))).astype(np.bool_)
+    observed = float(distances(np.zeros((1, len(baseline)), dtype=np.int64))[0])
+    swaps = np.random.default_rng(seed).integers(0, 2, size=(PERMUTATIONS, len(baseline)))
     at_least = int((distances(swaps) >= observed - 1e-12).sum())
     return observed, (1 + at_least) / (1 + PERMUTATIONS)
 
