@@ -1,4 +1,5 @@
 // The greedy acceptance walk: one warp per request. All lanes look for the lowest-numbered child that carries the sample.
+// The tree is read into shared memory first, all of it at once, as the walk itself could only wait for one load at a time.
 #pragma once
 
 #include <cstdint>
@@ -10,19 +11,30 @@ namespace treeverify {
 
 constexpr int kNoChild = INT32_MAX;
 
+struct AcceptShared {
+  int64_t tokens[kMaxAcceptWidth];
+  int64_t samples[kMaxAcceptWidth];
+  int32_t parents[kMaxAcceptWidth];
+};
+
 __global__ void __launch_bounds__(32) smxx_tree_accept(const __grid_constant__ TreeAcceptParams p) {
   const int lane = static_cast<int>(threadIdx.x);
   const int64_t request = blockIdx.x;
-  const int64_t* tokens = p.tokens + request * p.width;
-  const int32_t* parents = p.parents + request * p.width;
-  const int64_t* samples = p.samples + request * p.width;
   int32_t* path = p.path + request * p.columns;
   int64_t* new_tokens = p.new_tokens + request * p.width;
+  __shared__ AcceptShared s;
+#pragma unroll 4
+  for (int node = lane; node < p.width; node += 32) {
+    s.tokens[node] = p.tokens[request * p.width + node];
+    s.samples[node] = p.samples[request * p.width + node];
+    s.parents[node] = p.parents[request * p.width + node];
+  }
+  __syncwarp();
 
   int node = 0, length = 0;
   int64_t wanted = 0;
   while (true) {
-    wanted = samples[node];
+    wanted = s.samples[node];
     if (lane == 0) {
       path[length] = node;
       new_tokens[length] = wanted;
@@ -30,7 +42,7 @@ __global__ void __launch_bounds__(32) smxx_tree_accept(const __grid_constant__ T
     if (++length == p.columns) break;
     int child = kNoChild;
     for (int other = node + 1 + lane; other < p.width; other += 32) {
-      if (parents[other] == node && tokens[other] == wanted) child = min(child, other);
+      if (s.parents[other] == node && s.tokens[other] == wanted) child = min(child, other);
     }
     child = static_cast<int>(__reduce_min_sync(0xffffffffu, static_cast<unsigned>(child)));
     if (child == kNoChild) break;

@@ -21,7 +21,9 @@ constexpr int kRankWords = kMaxDepth / 4;
 
 struct BuildShared {
   float log_probs[kMaxDepth * kMaxCandidates];  // [depth, columns]
-  float node_scores[kMaxBudget + 1];            // by node number
+  float node_scores[kMaxBudget + 1];            // by node number, as the next two
+  int32_t node_parents[kMaxBudget + 1];
+  int32_t node_places[kMaxBudget + 1];  // among the candidates: level * k + rank
   float scores[kMaxBudget];                     // of the frontier; -inf: free
   int32_t parents[kMaxBudget];
   int32_t levels[kMaxBudget];  // depth - 1
@@ -105,16 +107,14 @@ __global__ void __launch_bounds__(32) smxx_tree_build(const __grid_constant__ Tr
     }
     if (lane == 0) {
       s.node_scores[width] = score;
+      s.node_parents[width] = parent;
+      s.node_places[width] = level * p.k + rank;
       s.scores[entry] = sibling;
       if (has_child && room) {
         s.scores[child_entry] = child;
         s.parents[child_entry] = width;
         s.levels[child_entry] = level + 1;
       }
-      p.tokens[first + width] = p.token_ids[candidates + static_cast<int64_t>(level) * p.k + rank];
-      p.parents[first + width] = parent;
-      p.depths[first + width] = level + 1;
-      p.scores[first + width] = score;
     }
     if (has_sibling && has_child && room) ++used;
     __syncwarp();
@@ -122,11 +122,12 @@ __global__ void __launch_bounds__(32) smxx_tree_build(const __grid_constant__ Tr
 
   const int64_t root = p.roots[request];
   for (int node = lane; node < p.width; node += 32) {
-    if (node > 0 && node < width) continue;
-    p.tokens[first + node] = root;
-    p.parents[first + node] = -1;
-    p.depths[first + node] = 0;
-    p.scores[first + node] = node == 0 ? 0.0f : -INFINITY;
+    const bool drafted = node > 0 && node < width;
+    const int place = drafted ? s.node_places[node] : 0;
+    p.tokens[first + node] = drafted ? p.token_ids[candidates + place] : root;
+    p.parents[first + node] = drafted ? s.node_parents[node] : -1;
+    p.depths[first + node] = drafted ? place / p.k + 1 : 0;
+    p.scores[first + node] = node < width ? s.node_scores[node] : -INFINITY;
   }
   if (lane == 0) p.widths[request] = width;
 }
