@@ -9,6 +9,7 @@ import ctypes
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_bool, c_int32, c_int64, c_void_p
 from pathlib import Path
 
@@ -66,12 +67,12 @@ FUNCTIONS = {
 }  # fmt: skip
 
 
-def compile_library(folder: Path, plant: tuple[str, str, str] | None = None) -> Path:
-    """Compile the emulated operators into ``folder``; ``plant`` (file, old, new) changes the code first."""
+def compile_library(folder: Path, plants: Sequence[tuple[str, str, str]] = ()) -> Path:
+    """Compile the emulated operators into ``folder``; ``plants`` (file, old, new) change the code first."""
     csrc = folder / "csrc"
     shutil.copytree(units.CSRC, csrc)
-    if plant is not None:
-        path, old, new = csrc / plant[0], *plant[1:]
+    for file, old, new in plants:
+        path = csrc / file
         text = path.read_text()
         assert text.count(old) == 1, f"{path.name} has {text.count(old)} times: {old}"
         path.write_text(text.replace(old, new))
@@ -80,7 +81,7 @@ def compile_library(folder: Path, plant: tuple[str, str, str] | None = None) -> 
     found = toolkit.find_toolkit()
     flags = ["-O2", "-std=c++20", "-w", "-shared", "-fPIC", f"-I{EMULATOR}", f"-I{csrc}", f"-I{found.include}"]
     library = folder / "tree_ops.so"
-    sources = [str(EMULATOR / name) for name in ("tree_ops.cc", "block.cc")]
+    sources = [str(Path(__file__).with_suffix(".cc")), str(EMULATOR / "block.cc")]
     done = subprocess.run([str(found.cxx), *flags, *sources, "-o", str(library)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
     return library
