@@ -93,3 +93,4 @@ if __name__ == "__main__":
     httpx._transports.default.create_ssl_context = functools.cache(httpx.create_ssl_context)
     httpx.Client(trust_env=False).close()
     serve()
+    os._exit(0)

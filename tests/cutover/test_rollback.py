@@ -103,20 +103,6 @@ def test_a_gate_that_judges_nothing_is_closed(tool, plan, service):
     assert service.mode == "off"
 
 
-def test_a_restart_in_a_stage_closes_its_gate(tool, plan, service):
-    def judge(stage, *_):
-        return verdict(stage)
-
-    def restarting(url, prompts, progress=None):
-        service.pid += service.mode == "validate"
-        return sample(url, prompts)
-
-    object.__setattr__(tool, "judges", Judges(restarting, judge))
-    with pytest.raises(CutoverError, match="restarted meanwhile"):
-        tool.run(plan)
-    assert service.mode == "off"
-
-
 def test_an_error_that_nobody_expected_goes_back_too_and_is_not_hidden(tool, plan, service):
     def judge(stage, *_):
         raise ZeroDivisionError("a bug")

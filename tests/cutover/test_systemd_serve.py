@@ -1,0 +1,80 @@
+"""The whole path on the embedded server as a unit of a real systemd, with the gates themselves; then broken kernels."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+from tests.cutover.conftest import Driver
+from tests.cutover.systemd import Systemd, UnitBench
+
+pytestmark = [pytest.mark.systemd, pytest.mark.slow]
+SERVE = f"{sys.executable} -m treeverify serve --port {{port}}"
+FAULTS = ["wrong-mask", "scaled", "nan-head", "swapped-heads"]
+SETTINGS = {
+    "builtin_prompts": 4,
+    "sampling": {"new_tokens": 24, "probes": 2, "probe_tokens": 4, "speed_passes": 1},
+    "limits": {"rows": 1000, "speed_ratio": None},  # a test is not timed
+}
+
+
+@pytest.fixture(scope="module")
+def systemd(tmp_path_factory):
+    systemd = Systemd(tmp_path_factory.mktemp("systemd"))
+    yield systemd
+    systemd.stop()
+
+
+@pytest.fixture(scope="module")
+def driver_inside(systemd):
+    driver = Driver(systemd.log.parent, systemd.prefix)
+    yield driver
+    driver.close()
+
+
+@pytest.fixture
+def served(systemd, driver_inside, request):
+    settings = systemd.log.parent / "settings.json"
+    settings.write_text(json.dumps(SETTINGS))
+    name = f"serve-{abs(hash(request.node.name))}"
+    bench = UnitBench(systemd, driver_inside, systemd.log.parent, name, SERVE, settings=settings)
+    yield bench
+    bench.stop()
+
+
+def verdicts(bench):
+    return json.loads(bench.cutover("status", "--json").out)["verdicts"]
+
+
+def test_from_off_by_validate_to_on_and_back(served):
+    served.start()
+    outcome = served.run("on", closed="real")
+    assert outcome.code == 0, outcome.out
+    assert served.live() == "on"
+    found = verdicts(served)
+    assert {verdict["stage"] for verdict in found} == {"validate", "soak", "on"}
+    assert all(verdict["passed"] for verdict in found)
+    report = next(served.state.glob("*/parity-report.html")).read_text()
+    assert served.unit in report or "validate" in report
+    served.restart()
+    assert (served.live(), served.process()["KDTREE_VERIFY"]) == ("on", "on")
+    assert served.cutover("rollback").code == 0
+    assert (served.live(), served.owned()) == ("off", [])
+    served.restart()
+    assert served.live() == "off"
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_broken_kernel_is_stopped_at_a_gate_and_taken_back(served, fault):
+    served.environment["TREEVERIFY_FAULT"] = fault
+    served.start()
+    outcome = served.run("on", closed="real")
+    assert outcome.code == 20, outcome.out
+    assert "rolled back, proved: gate closed" in outcome.last
+    failed = [verdict for verdict in verdicts(served) if not verdict["passed"]]
+    assert {verdict["stage"] for verdict in failed} == {"validate"}
+    assert "parity" in {verdict["gate"] for verdict in failed}
+    assert (served.live(), served.owned()) == ("off", [])
+    served.restart()
+    assert "KDTREE_VERIFY" not in served.process()
