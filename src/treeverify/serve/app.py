@@ -39,7 +39,7 @@ class Served:
 
 def build(served: Served) -> FastAPI:
     """Build the application; its lifespan starts and stops the worker."""
-    exposed = Exposed()
+    requests = Requests()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -48,7 +48,7 @@ def build(served: Served) -> FastAPI:
         await asyncio.to_thread(served.worker.stop)
 
     app = FastAPI(title="treeverify", version=treeverify.__version__, lifespan=lifespan, openapi_url=None)
-    _add_errors(app, exposed)
+    _add_errors(app, requests)
 
     @app.post("/generate")
     async def generate(body: GenerateRequest) -> JSONResponse:
@@ -65,7 +65,7 @@ def build(served: Served) -> FastAPI:
             )
         )
         seconds = perf_counter() - began
-        exposed.done(len(result.tokens), seconds)
+        requests.done(len(result.tokens), seconds)
         text = None if served.tokenizer is None else served.tokenizer.decode(result.tokens)
         return JSONResponse(answer(result, text, len(prompt), body.rid or uuid.uuid4().hex, seconds))
 
@@ -111,7 +111,7 @@ def _tokenizer(served: Served) -> Tokenizer:
     return served.tokenizer
 
 
-def _add_errors(app: FastAPI, exposed: Exposed) -> None:
+def _add_errors(app: FastAPI, requests: Requests) -> None:
     """Every refusal and failure as one line, ``{"error": {"message": ...}}``: 400, 500 or 503."""
 
     @app.exception_handler(RequestValidationError)
@@ -123,7 +123,7 @@ def _add_errors(app: FastAPI, exposed: Exposed) -> None:
         if isinstance(error, StoppedError):
             return _error(503, str(error))
         if isinstance(error, StepError):
-            exposed.failed()
+            requests.failed()
             return _error(500, str(error))
         return _error(400, str(error))
 

@@ -1,4 +1,4 @@
-"""``/metrics``: what the requests did, and the plugin's own metrics (``control.metrics``)."""
+"""``/metrics``: what the requests did, and the server's state by ``control.metrics``."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from treeverify.control.metrics import Metrics
 from treeverify.control.schema import PluginState
 
 
-class Exposed:
-    """One server's metrics; used by the event loop's thread alone."""
+class Requests:
+    """Counts of answered and failed requests beside the state's; used by the event loop's thread alone."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        self._seconds = Histogram(
-            "treeverify_request_seconds", "Seconds from request to answer, waiting included.", registry=self._registry
-        )
-        self._tokens = Counter("treeverify_generated_tokens", "New tokens given out.", registry=self._registry)
-        self._failed = Counter(
-            "treeverify_failed_requests", "Requests that ended because a step raised.", registry=self._registry
-        )
         self._state = Metrics(0, self._registry)
+        self._seconds = Histogram(
+            "treeverify_request_seconds", "seconds from request to answer, waiting included", registry=self._registry
+        )
+        self._tokens = Counter("treeverify_generated_tokens", "new tokens given out", registry=self._registry)
+        self._failed = Counter(
+            "treeverify_failed_requests", "requests that ended because a step raised", registry=self._registry
+        )
 
     def done(self, tokens: int, seconds: float) -> None:
         """Count one answered request."""
@@ -31,7 +31,7 @@ class Exposed:
         """Count one request that got an error instead of an answer."""
         self._failed.inc()
 
-    def text(self, state: PluginState) -> bytes:
-        """Everything as the text that Prometheus scrapes."""
+    def exposition(self, state: PluginState) -> bytes:
+        """Return these counts and those of ``state`` as the text that Prometheus scrapes."""
         self._state.update(state.ranks)
         return generate_latest(self._registry)
