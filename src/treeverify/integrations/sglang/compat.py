@@ -45,6 +45,8 @@ _PARAMETERS: Mapping[str, str] = {
     f"{_TRITON}.TritonAttnBackend.init_cuda_graph_state": "self max_bs max_num_tokens",
     f"{_TRITON}.TritonAttnBackend._set_kv_buffer": "self forward_batch layer loc_info k v",
     f"{DFLASH}.resolve_dflash_verify_mask_policy": "attn_backend",
+    f"{_CONTEXT}.get_parallel": "",
+    f"{_CONTEXT}.get_observability": "",
     f"{DRAFT_FACTORY}._create_backend": "self backend_name backend_map error_template",
     f"{DRAFT_FACTORY}._create_triton_prefill_backend": "self",
     f"{SCHEDULER}.get_internal_state": "self recv_req",
