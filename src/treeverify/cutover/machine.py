@@ -61,6 +61,7 @@ class Machine:
         except BaseException as error:  # whatever it was, the service goes back first
             reason = str(error) or type(error).__name__
             code = error.exit_code if isinstance(error, CutoverError) else Exit.FAILED
+            code = code if code >= Exit.GATE else Exit.FAILED  # the lower ones say that nothing was begun
             self._hands.say(f"stopped in stage {stage.value}: {reason}; rolling back")
             roll_back(self._hands, self._acts, Event.STOPPED, reason)
             if not isinstance(error, TreeverifyError | OSError):
