@@ -4,7 +4,7 @@
 # From the repository root, with .sglang/site.tar.xz (an installed tree of SGLang) and, to save compiling, its caches
 # in .sglang/cache.tar.xz (KEEP_CACHE=1 writes them to $OUT again). Records and logs go to $OUT.
 set -u
-root=$PWD; bundle=${SGLANG_BUNDLE:-$root/.sglang}; stage=${STAGE:-/tmp/treeverify-live}; out=${OUT:?a folder for the records}
+root=$PWD; bundle=${SGLANG_BUNDLE:-$root/.sglang}; stage=$HOME/.cache/treeverify-live; out=${OUT:?a folder for the records}
 start=$(date +%s); lap() { echo "$1: $(($(date +%s) - start)) s"; }
 site=$stage/site; export PYTHONPATH=$site:$root/src PYTHONUNBUFFERED=1
 if [ ! -f "$stage/.ready" ]; then # a second run on the same machine finds it
