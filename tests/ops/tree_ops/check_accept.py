@@ -173,7 +173,7 @@ def nearest_decision(logits: np.ndarray, params: LawParams) -> float:
 
 def the_draw_is_exact_where_all_weights_are_equal(ops) -> None:
     """Equal logits: shares are exact, so every multiple of 1 / vocab falls to its own token."""
-    for vocab in (3, 64, 1000, 2049):
+    for vocab in (3, 64, 3072, 3073, 5000):
         uniforms = np.floor((np.arange(12) * 37 % vocab + 0.25) / vocab * 2**53) / 2**53
         got = root_draws(ops, torch.zeros(vocab), LawParams(1.0), uniforms)
         assert got.tolist() == [i * 37 % vocab for i in range(12)]

@@ -5,7 +5,10 @@
 // by rising id; a filter keeps a run of the first ones, so it is given by its last logit and by how many of the tokens
 // with just that logit it keeps (Cut). That logit is found by counting (or weighing) tokens by their distance from the
 // peak, and then within the bin that the run ends in by the bits of the logit: a histogram by distance spreads well,
-// where leading bits would crowd into few bins. The draw itself inverts the cumulative sum in token-id order.
+// where leading bits would crowd into few bins. That bin's few logits are listed in shared memory; if they are too many,
+// the row is read again. The draw itself inverts the cumulative sum in token-id order.
+//
+// A thread loads kAhead logits before it uses the first: nothing else hides the latency of one block.
 #pragma once
 
 #include <cstdint>
@@ -21,6 +24,8 @@ constexpr int kDrawThreads = 1024;
 constexpr int kDrawWarps = kDrawThreads / 32;
 constexpr int kDrawBins = 2048;
 constexpr int kSegment = kDrawThreads;        // tokens
+constexpr int kAhead = 8;
+constexpr int kListed = 3072;
 constexpr float kBinsPerLogit = 64.0f;        // the first histogram reaches 32 below the peak
 constexpr float kUnitsOfLargest = 0x1p40f;
 constexpr float kGreedyBelow = 1e-5f;
@@ -33,8 +38,10 @@ struct DrawShared {
   uint64_t segments[kDrawThreads];  // weight above the cut, by segment
   uint64_t scan[kDrawWarps];
   uint64_t best[kDrawWarps];
+  float list[kListed];  // logits of the bin that a run ends in
+  int listed;
   int owner;             // the thread that `pick` found
-  int bin;               // what the owner found in its share
+  int bin, inside;       // what the owner found in its share, and the tokens there
   uint64_t before;       // sum before the owner's share, then before the bin
   uint64_t mass_before;  // weight before the bin
   uint64_t ties_before;  // tokens at the cut before the owner's segment
@@ -49,6 +56,20 @@ struct Cut {
 
 __device__ __forceinline__ float logit(const float* row, int token) { return row[token]; }
 __device__ __forceinline__ float logit(const __nv_bfloat16* row, int token) { return __bfloat162float(row[token]); }
+
+// Calls use(token, logit) for the calling thread's tokens: `first`, `first` + step, .. below `end`.
+template <class T, class Use>
+__device__ __forceinline__ void each_token(const T* row, int first, int step, int end, Use use) {
+  for (int begin = first; begin < end; begin += kAhead * step) {
+    float x[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) x[i] = begin + i * step < end ? logit(row, begin + i * step) : 0.0f;
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      if (begin + i * step < end) use(begin + i * step, x[i]);
+    }
+  }
+}
 
 // One request's parameters, and the peak of the row.
 struct Law {
@@ -78,11 +99,10 @@ __device__ __forceinline__ void pick(DrawShared& s, uint64_t value, uint64_t tar
 template <class T>
 __device__ __forceinline__ uint64_t best_token(DrawShared& s, const T* row, int vocab) {
   uint64_t best = 0;
-#pragma unroll 8
-  for (int token = static_cast<int>(threadIdx.x); token < vocab; token += kDrawThreads) {
-    const uint64_t key = static_cast<uint64_t>(ordered_bits(logit(row, token))) << 32 | ~static_cast<uint32_t>(token);
+  each_token(row, static_cast<int>(threadIdx.x), kDrawThreads, vocab, [&](int token, float x) {
+    const uint64_t key = static_cast<uint64_t>(ordered_bits(x)) << 32 | ~static_cast<uint32_t>(token);
     best = key > best ? key : best;
-  }
+  });
   for (int distance = 1; distance < 32; distance *= 2) {
     const uint64_t other = __shfl_xor_sync(0xffffffffu, best, distance);
     best = other > best ? other : best;
@@ -114,26 +134,25 @@ __device__ __forceinline__ int bin_of(const Level& level, float x, float peak) {
   return kDrawBins - 1 - static_cast<int>((bits >> level.shift) & (kDrawBins - 1));
 }
 
-// Counts and weighs the tokens by bin. `by_mass`: tokens without weight are left out.
-template <class T>
-__device__ __forceinline__ void fill_bins(DrawShared& s, const T* row, int vocab, const Law& law, const Level& level,
+// Counts and weighs logits by bin; `each(use)` calls use(logit) for those of the calling thread. `by_mass`: what has no
+// weight is left out.
+template <class Each>
+__device__ __forceinline__ void fill_bins(DrawShared& s, const Each& each, const Law& law, const Level& level,
                                           bool by_mass) {
   const int thread = static_cast<int>(threadIdx.x);
   for (int bin = thread; bin < kDrawBins; bin += kDrawThreads) s.counts[bin] = s.mass_low[bin] = s.mass_high[bin] = 0;
+  if (thread == 0) s.listed = 0;
   __syncthreads();
-#pragma unroll 4
-  for (int token = thread; token < vocab; token += kDrawThreads) {
-    const float x = logit(row, token);
+  each([&](float x) {
     const int bin = bin_of(level, x, law.peak);
-    if (bin < 0) continue;
     const uint64_t weight = law.weight(x);
-    if (by_mass && weight == 0) continue;
+    if (bin < 0 || (by_mass && weight == 0)) return;
     atomicAdd(&s.counts[bin], 1u);
     const uint32_t low = static_cast<uint32_t>(weight);
     const uint32_t old = atomicAdd(&s.mass_low[bin], low);
     const uint32_t high = static_cast<uint32_t>(weight >> 32) + (old + low < old ? 1 : 0);
     if (high != 0) atomicAdd(&s.mass_high[bin], high);
-  }
+  });
   __syncthreads();
 }
 
@@ -141,52 +160,78 @@ __device__ __forceinline__ uint64_t mass_of(const DrawShared& s, int bin) {
   return static_cast<uint64_t>(s.mass_high[bin]) << 32 | s.mass_low[bin];
 }
 
-// Where a run of the first tokens ends: after `top_k` of them, or (`by_mass`) once their weight is top_p of `whole`, which
-// is all tokens' weight if 0 is given. The run exists: top_k < vocab, or top_p <= 1.
+// The bin in which the sum (of tokens, or of weights) over the bins reaches `target`: s.bin, the tokens inside it, and the
+// sum and the weight before it, there for all threads.
+__device__ __forceinline__ void find_bin(DrawShared& s, bool by_mass, uint64_t target) {
+  const int thread = static_cast<int>(threadIdx.x), first = 2 * thread;  // this thread's bins: first and first + 1
+  const uint64_t masses = mass_of(s, first) + mass_of(s, first + 1);
+  const uint64_t mass_before = block_scan<kDrawThreads>(masses, s.scan).before;
+  pick(s, by_mass ? masses : uint64_t{s.counts[first]} + s.counts[first + 1], target);
+  if (thread == s.owner) {
+    const uint64_t half = by_mass ? mass_of(s, first) : s.counts[first];
+    const bool second = s.before + half < target;
+    s.bin = second ? first + 1 : first;
+    s.inside = static_cast<int>(s.counts[s.bin]);
+    s.mass_before = mass_before + (second ? mass_of(s, first) : 0);
+    if (second) s.before += half;
+  }
+  __syncthreads();
+}
+
+// The weight that top-p wants, in units: top_p of `whole`, which is that of all bins if 0 is given.
+__device__ __forceinline__ uint64_t wanted_mass(DrawShared& s, const Law& law, uint64_t whole) {
+  const int first = 2 * static_cast<int>(threadIdx.x);
+  const uint64_t all = block_scan<kDrawThreads>(mass_of(s, first) + mass_of(s, first + 1), s.scan).total;
+  const double wanted = ceil(static_cast<double>(law.top_p) * static_cast<double>(whole != 0 ? whole : all));
+  const uint64_t target = wanted < 1.0 ? 1 : static_cast<uint64_t>(wanted);
+  return target < all ? target : all;
+}
+
+// Where a run of the first tokens ends: after `top_k` of them, or (`by_mass`) once their weight is top_p of `whole` (0: of
+// all tokens'). The run exists: top_k < vocab, or top_p <= 1.
 template <class T>
 __device__ __forceinline__ Cut find_cut(DrawShared& s, const T* row, int vocab, const Law& law, bool by_mass,
                                         uint64_t whole) {
-  const int first = 2 * static_cast<int>(threadIdx.x);  // this thread's bins: first and first + 1
-  Level level{-1, 0, 0, 0};
-  uint64_t target = by_mass ? 0 : static_cast<uint64_t>(law.top_k);
-  uint64_t mass = 0;  // of all bins before the one that the run ends in
-  for (int round = 0; round < 4; ++round) {
-    fill_bins(s, row, vocab, law, level, by_mass);
-    const uint64_t masses = mass_of(s, first) + mass_of(s, first + 1);
-    const Scanned weighed = block_scan<kDrawThreads>(masses, s.scan);
-    if (by_mass && round == 0) {
-      const double wanted = static_cast<double>(law.top_p) * static_cast<double>(whole != 0 ? whole : weighed.total);
-      target = static_cast<uint64_t>(ceil(wanted));
-      target = target > 0 ? target : 1;
-      target = target < weighed.total ? target : weighed.total;
-    }
-    pick(s, by_mass ? masses : uint64_t{s.counts[first]} + s.counts[first + 1], target);
-    if (static_cast<int>(threadIdx.x) == s.owner) {
-      const uint64_t half = by_mass ? mass_of(s, first) : s.counts[first];
-      const bool second = s.before + half < target;
-      s.bin = second ? first + 1 : first;
-      s.mass_before = weighed.before + (second ? mass_of(s, first) : 0);
-      if (second) s.before += half;
-    }
+  const int thread = static_cast<int>(threadIdx.x);
+  const auto whole_row = [&](auto use) {
+    each_token(row, thread, kDrawThreads, vocab, [&](int, float x) { use(x); });
+  };
+  Level level{-1, 0, 0, 21};
+  fill_bins(s, whole_row, law, level, by_mass);
+  uint64_t target = by_mass ? wanted_mass(s, law, whole) : static_cast<uint64_t>(law.top_k);
+  find_bin(s, by_mass, target);
+  level.distance = s.bin;
+  target -= s.before;
+  uint64_t mass = s.mass_before;  // of what lies before the bin that the run ends in
+  const int inside = s.inside;
+  const bool short_list = inside <= kListed;
+  if (short_list) {
+    whole_row([&](float x) {
+      if (distance_bin(x, law.peak) != level.distance || (by_mass && law.weight(x) == 0)) return;
+      s.list[atomicAdd(&s.listed, 1)] = x;
+    });
+  }
+  const auto list = [&](auto use) {
+    for (int i = thread; i < inside; i += kDrawThreads) use(s.list[i]);
+  };
+  for (int round = 0; round < 3; ++round) {
     __syncthreads();
-    const int bin = s.bin;
+    if (short_list) {
+      fill_bins(s, list, law, level, by_mass);
+    } else {
+      fill_bins(s, whole_row, law, level, by_mass);
+    }
+    find_bin(s, by_mass, target);
     target -= s.before;
     mass += s.mass_before;
-    if (round == 0) {
-      level = {bin, 0, 0, 21};
-    } else {
-      const int digit = kDrawBins - 1 - bin;
-      level.bits |= static_cast<uint32_t>(digit) << level.shift;
-      level.mask |= static_cast<uint32_t>(kDrawBins - 1) << level.shift;
-      level.shift = level.shift == 21 ? 10 : 0;
-    }
+    level.bits |= static_cast<uint32_t>(kDrawBins - 1 - s.bin) << level.shift;
+    level.mask |= static_cast<uint32_t>(kDrawBins - 1) << level.shift;
+    level.shift = level.shift == 21 ? 10 : 0;
   }
-  Cut cut;
-  cut.bits = level.bits;
-  const uint64_t one = law.weight(from_ordered_bits(cut.bits));
-  cut.ties = by_mass ? (target + one - 1) / one : target;
-  cut.mass = mass + cut.ties * one;
-  return cut;
+  __syncthreads();
+  const uint64_t one = law.weight(from_ordered_bits(level.bits));
+  const uint64_t ties = by_mass ? (target + one - 1) / one : target;
+  return {level.bits, ties, mass + ties * one};
 }
 
 // What the filters keep: top-k, then top-p of its weight.
@@ -205,15 +250,12 @@ __device__ __forceinline__ void weigh_segments(DrawShared& s, const T* row, int 
   for (int segment = static_cast<int>(threadIdx.x) / 32; segment * kSegment < vocab; segment += kDrawWarps) {
     uint64_t mass = 0;
     unsigned equal = 0;
-#pragma unroll 8
-    for (int i = lane; i < kSegment; i += 32) {
-      const int token = segment * kSegment + i;
-      if (token >= vocab) break;
-      const float x = logit(row, token);
+    const int begin = segment * kSegment;
+    each_token(row, begin + lane, 32, begin + kSegment < vocab ? begin + kSegment : vocab, [&](int, float x) {
       const uint32_t bits = ordered_bits(x);
       if (bits > cut.bits) mass += law.kept_weight(x);
       equal += bits == cut.bits;
-    }
+    });
     for (int distance = 1; distance < 32; distance *= 2) mass += __shfl_xor_sync(0xffffffffu, mass, distance);
     equal = __reduce_add_sync(0xffffffffu, equal);
     if (lane == 0) {
