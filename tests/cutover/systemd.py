@@ -107,11 +107,14 @@ class UnitBench:
         log = f"StandardOutput=append:{self.folder}/{self.name}.log\nStandardError=inherit\nWorkingDirectory={ROOT}\n"
         self.text = f"[Service]\n{start}{log}{''.join(lines)}{service}"
         self.systemd.write(self.path, self.text)
-        self.systemd.run("systemctl", "daemon-reload")
+        self.systemctl("daemon-reload")
         self.restart()
 
+    def systemctl(self, *words: str) -> subprocess.CompletedProcess:
+        return self.systemd.run("systemctl", *words)
+
     def restart(self) -> None:
-        self.systemd.run("systemctl", "restart", self.unit)
+        self.systemctl("restart", self.unit)
         for _ in range(300):
             try:
                 read_state(self.url)

@@ -10,6 +10,7 @@ import itertools
 
 import pytest
 
+pytestmark = pytest.mark.slow
 KILLED = -9
 EAGER = ("--allow-restart", "--eager", "EAGER=1")
 
@@ -92,7 +93,6 @@ def test_started_again_with_another_plan_it_rolls_back_first(bench):
         assert_ended(bench, outcome, "on")
 
 
-@pytest.mark.slow
 def test_the_same_with_restarts_and_an_eager_stage(bench):
     """Killed round each change of files and each restart."""
     bench.base = {"KDTREE_VERIFY": "off"}

@@ -12,7 +12,7 @@ from tests.cutover.test_quoting import FILES
 
 from treeverify.cutover.quoting import parse_environment_file
 
-pytestmark = pytest.mark.systemd
+pytestmark = [pytest.mark.systemd, pytest.mark.slow]
 STUB = f"{sys.executable} {HERE / 'stub_server.py'} {{port}}"
 
 
@@ -30,12 +30,17 @@ def inside(systemd, tmp_path_factory):
     driver.close()
 
 
-@pytest.fixture
-def stub(systemd, inside, request):
+def settings_of(systemd):
     folder = systemd.log.parent
     (folder / "prompts.jsonl").write_text(json.dumps({"input": "def parse(", "forced": "path):\n    return\n"}) + "\n")
     settings = folder / "settings.json"
     settings.write_text(json.dumps({"prompts_file": str(folder / "prompts.jsonl"), "health_seconds": 30}))
+    return settings
+
+
+@pytest.fixture
+def stub(systemd, inside, request):
+    folder, settings = systemd.log.parent, settings_of(systemd)
     name = "stub-" + request.node.name.partition("[")[0].removeprefix("test_").replace("_", "-")[:40]
     bench = UnitBench(systemd, inside, folder, name, STUB, settings=settings)
     yield bench
@@ -218,6 +223,37 @@ def test_killed_in_each_stage_the_next_start_ends_it(stub):
 
 def journal(stub):
     return [json.loads(line)["record"] for line in (stub.state / "journal.jsonl").read_text().splitlines()]
+
+
+def test_a_unit_of_the_users_own_manager(systemd):
+    """A manager of root's own beside PID 1, with its own home and runtime folder."""
+    home, runtime = systemd.log.parent / "home", "/run/user/0"
+    variables = f"HOME={home} XDG_RUNTIME_DIR={runtime}"
+    manager = f"[Service]\nType=notify\nDelegate=yes\nEnvironment={variables}\nExecStart=/lib/systemd/systemd --user\n"
+    systemd.run("mkdir", "-p", str(home), runtime)
+    systemd.write("/run/systemd/system/users.service", manager)
+    systemd.run("systemctl", "daemon-reload")
+    systemd.run("systemctl", "start", "users.service")
+    beside = Driver(systemd.log.parent, (*systemd.prefix, "env", *variables.split()))
+    stub = UserBench(systemd, beside, systemd.log.parent, "stub-of-a-user", STUB, settings=settings_of(systemd))
+    stub.path = f"{home}/.config/systemd/user/{stub.unit}"
+    stub.drop_ins = f"{stub.path}.d"
+    stub.start()
+    outcome = stub.run("on", "--user")
+    assert outcome.code == 0, outcome.out
+    assert stub.live() == "on"
+    stub.restart()
+    assert stub.live() == "on"
+    assert len(stub.owned()) == 2
+    assert stub.cutover("rollback", "--user").code == 0
+    assert (stub.live(), stub.owned()) == ("off", [])
+    beside.close()
+
+
+class UserBench(UnitBench):
+    def systemctl(self, *words):
+        environment = ["XDG_RUNTIME_DIR=/run/user/0", f"HOME={self.folder}/home"]
+        return self.systemd.run("env", *environment, "systemctl", "--user", *words)
 
 
 def test_a_unit_that_is_not_there(stub):
