@@ -82,16 +82,19 @@ def kind(kernel: str) -> str:
     return "rest"
 
 
-def split(trace: Path, steps: int) -> dict[str, Any]:
-    """Microseconds per step by part, and the largest kernels, from a profiler's trace of ``steps`` verify steps."""
+def split(trace: Path, layers: int) -> dict[str, Any]:
+    """Microseconds per step by part, and the largest kernels, from a profiler's trace of verify steps."""
     with gzip.open(trace, "rt") as file:
         events = [e for e in json.load(file)["traceEvents"] if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+    calls = sum(any(part in e["name"] for part in ("_fwd_kernel", "tree_attention_portable")) for e in events)
+    steps = calls / layers
     parts, names = Counter[str](), Counter[str]()
     for event in events:
         parts[kind(event["name"])] += event["dur"]
         names[event["name"][:90]] += event["dur"]
     return {
-        "kernels": len(events),
+        "steps": steps,
+        "kernels_per_step": len(events) / steps,
         "us_per_step": {part: total / steps for part, total in parts.items()},
         "largest_us_per_step": {name: total / steps for name, total in names.most_common(12)},
     }
@@ -108,21 +111,21 @@ def step_ms(server: Server, ids: list[int], tokens: int) -> float:
     return 1e3 * seconds / answer["meta_info"]["spec_verify_ct"]
 
 
-def profile(server: Server, ids: list[int], folder: Path, steps: int, step: float) -> dict[str, Any]:
-    """Profile ``steps`` verify steps of a running request; a step takes about ``step`` ms."""
-    tokens = 1 + 6 * steps
+def profile(server: Server, ids: list[int], folder: Path, layers: int, step: float) -> dict[str, Any]:
+    """Profile six verify steps of a running request; a step takes about ``step`` ms."""
+    tokens = 200
     thread = threading.Thread(target=server.generate, args=([ids], tokens))
     thread.start()
     time.sleep(0.3 + 2e-3 * step)
     before = set(folder.rglob("*.json.gz"))
-    server.ask("/start_profile", {"output_dir": str(folder), "num_steps": steps, "activities": ["GPU"]})
+    server.ask("/start_profile", {"output_dir": str(folder), "num_steps": 6, "activities": ["GPU"]})
     thread.join()
     deadline = time.time() + 30
     while time.time() < deadline:
         fresh = set(folder.rglob("*.json.gz")) - before
         if fresh:
             time.sleep(1.0)
-            return split(max(fresh, key=lambda path: path.stat().st_mtime), steps)
+            return split(max(fresh, key=lambda path: path.stat().st_mtime), layers)
         time.sleep(0.2)
     raise RuntimeError("the profiler wrote no trace")
 
@@ -143,7 +146,7 @@ def main() -> int:
     record: dict[str, Any] = {"layers": options.layers, "nodes": NODES, "points": [], "failures": []}
     flags = f"--load-format dummy --context-length {context} --max-total-tokens {2 * context} --max-running-requests 2"
     flags += " --attention-backend treeverify --mem-fraction-static 0.9 --cuda-graph-bs-decode 1"
-    server = Server("kimi_rank", folder, 20000, folder, [*flags.split(), *NGRAM], KDTREE_VERIFY_ALLOW="off,on")
+    server = Server("kimi_rank", folder, 40000, folder, [*flags.split(), *NGRAM], KDTREE_VERIFY_ALLOW="off,on")
     begin = time.time()
     try:
         if not server.wait(begin + options.startup):
@@ -152,7 +155,7 @@ def main() -> int:
             return 1
         record["up_s"] = time.time() - begin
         for prefix in prefixes:
-            record["points"].append(point(server, prefix, folder, options.windows))
+            record["points"].append(point(server, prefix, folder, options))
             print(json.dumps(record["points"][-1]), flush=True)
     except (OSError, KeyError, ValueError, RuntimeError) as error:
         record["failures"].append(f"{type(error).__name__}: {error}")
@@ -164,7 +167,7 @@ def main() -> int:
     return 1 if record["failures"] else 0
 
 
-def point(server: Server, prefix: int, folder: Path, windows: int) -> dict[str, Any]:
+def point(server: Server, prefix: int, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """One prefix: alternating windows of both modes, then a profile of each."""
     rng = random.Random(prefix)
     ids = [rng.randrange(2, VOCABULARY // TP) for _ in range(prefix)]
@@ -174,7 +177,7 @@ def point(server: Server, prefix: int, folder: Path, windows: int) -> dict[str, 
     for mode in ("off", "on"):
         server.switch(mode)
         server.generate([ids], 4)
-    for _ in range(windows):
+    for _ in range(options.windows):
         window = {}
         for mode in ("off", "on"):
             server.switch(mode)
@@ -183,7 +186,7 @@ def point(server: Server, prefix: int, folder: Path, windows: int) -> dict[str, 
     for mode in ("off", "on"):
         server.switch(mode)
         found[f"step_ms_{mode}"] = statistics.median(window[mode] for window in found["windows_ms"])
-        found[f"profile_{mode}"] = profile(server, ids, folder, 6, found[f"step_ms_{mode}"])
+        found[f"profile_{mode}"] = profile(server, ids, folder, options.layers, found[f"step_ms_{mode}"])
     found["ratio"] = statistics.median(window["off"] / window["on"] for window in found["windows_ms"])
     return found
 
