@@ -100,20 +100,22 @@ def split(trace: Path, layers: int) -> dict[str, Any]:
     }
 
 
-def step_ms(server: Server, ids: list[int], tokens: int) -> float:
-    """Milliseconds a verify step takes, prefill (of a prefix in the radix cache) taken off."""
+def window(server: Server, ids: list[int], tokens: int) -> dict[str, float]:
+    """Milliseconds a verify step takes, prefill (of a prefix in the radix cache) taken off, and tokens per step."""
     begin = time.perf_counter()
     server.generate([ids], 1)
     prefill = time.perf_counter() - begin
     begin = time.perf_counter()
     (answer,) = server.generate([ids], tokens)
     seconds = time.perf_counter() - begin - prefill
-    return 1e3 * seconds / answer["meta_info"]["spec_verify_ct"]
+    steps = answer["meta_info"]["spec_verify_ct"]
+    return {"step_ms": 1e3 * seconds / steps, "accept": tokens / steps}
 
 
-def profile(server: Server, ids: list[int], folder: Path, layers: int, step: float) -> dict[str, Any]:
-    """Profile six verify steps of a running request; a step takes about ``step`` ms."""
-    tokens = 200
+def profile(server: Server, ids: list[int], folder: Path, layers: int, known: dict[str, float]) -> dict[str, Any]:
+    """Profile six verify steps of a running request, of which a window is ``known``."""
+    step = known["step_ms"]
+    tokens = round(known["accept"] * max(14, 1500 / step))
     thread = threading.Thread(target=server.generate, args=([ids], tokens))
     thread.start()
     time.sleep(0.3 + 2e-3 * step)
@@ -136,7 +138,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--prefixes", default="2048,30000,100000")
-    parser.add_argument("--windows", type=int, default=5)
+    parser.add_argument("--windows", type=int, default=3)
     parser.add_argument("--startup", type=float, default=200)
     options = parser.parse_args()
     prefixes = [int(text) for text in options.prefixes.split(",")]
@@ -173,21 +175,21 @@ def point(server: Server, prefix: int, folder: Path, options: argparse.Namespace
     ids = [rng.randrange(2, VOCABULARY // TP) for _ in range(prefix)]
     begin = time.perf_counter()
     server.generate([ids], 2)
-    found: dict[str, Any] = {"prefix": prefix, "prefill_s": time.perf_counter() - begin, "windows_ms": []}
+    found: dict[str, Any] = {"prefix": prefix, "prefill_s": time.perf_counter() - begin, "windows": []}
     for mode in ("off", "on"):
         server.switch(mode)
         server.generate([ids], 4)
     for _ in range(options.windows):
-        window = {}
+        pair = {}
         for mode in ("off", "on"):
             server.switch(mode)
-            window[mode] = step_ms(server, ids, 16)
-        found["windows_ms"].append(window)
+            pair[mode] = window(server, ids, 32)
+        found["windows"].append(pair)
     for mode in ("off", "on"):
         server.switch(mode)
-        found[f"step_ms_{mode}"] = statistics.median(window[mode] for window in found["windows_ms"])
-        found[f"profile_{mode}"] = profile(server, ids, folder, options.layers, found[f"step_ms_{mode}"])
-    found["ratio"] = statistics.median(window["off"] / window["on"] for window in found["windows_ms"])
+        known = {key: statistics.median(pair[mode][key] for pair in found["windows"]) for key in ("step_ms", "accept")}
+        found[mode] = known | {"profile": profile(server, ids, folder, options.layers, known)}
+    found["ratio"] = statistics.median(pair["off"]["step_ms"] / pair["on"]["step_ms"] for pair in found["windows"])
     return found
 
 
