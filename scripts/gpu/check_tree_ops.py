@@ -22,7 +22,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests/ops/tree_ops")]
 
 import gpu_step  # noqa: E402
 import torch  # noqa: E402
-from implementations import Api  # noqa: E402
+from tree_implementations import Api  # noqa: E402
 
 from treeverify.ops import compiled  # noqa: E402
 

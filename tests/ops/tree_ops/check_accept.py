@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from cases import WIDTHS, Buffers, equal, padded, random_trees
+from tree_cases import WIDTHS, Buffers, equal, padded, random_trees
 
 from treeverify.ops.tree_accept.contract import LAW_ERROR, Accepted, LawTensors
 from treeverify.tree.accept import accept

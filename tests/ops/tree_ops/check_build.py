@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import torch
-from cases import Buffers, equal
+from tree_cases import Buffers, equal
 
 from treeverify.ops.tree_build.contract import DraftTrees
 from treeverify.tree.build import Candidates, build_tree

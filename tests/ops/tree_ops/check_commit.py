@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from cases import GUARD_BYTE, Buffers, equal
+from tree_cases import GUARD_BYTE, Buffers, equal
 
 from treeverify.kvpool.execute import run_moves
 from treeverify.kvpool.plan import plan_batch_moves

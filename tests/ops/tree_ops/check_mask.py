@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from cases import GUARD_BYTE, WIDTHS, Buffers, equal, padded, random_trees
+from tree_cases import GUARD_BYTE, WIDTHS, Buffers, equal, padded, random_trees
 
 from treeverify.ops.tree_mask.contract import TreeMasks
 from treeverify.tree.packing import pack_rows

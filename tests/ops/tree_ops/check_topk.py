@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from cases import Buffers, equal
+from tree_cases import Buffers, equal
 
 from treeverify.ops.draft_topk.contract import TILE, Ranked, log_prob_error, workspace_elements
 from treeverify.tree.build import top_candidates

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from cases import equal
+from tree_cases import equal
 
 import treeverify
 from treeverify.ops import compiled

@@ -8,7 +8,7 @@ import gpu_step
 import pytest
 import torch
 from emulated import Emulated, compile_library
-from implementations import Api
+from tree_implementations import Api
 
 MODULES = ("check_build", "check_accept", "check_commit", "check_mask", "check_topk")
 CHECKS = {

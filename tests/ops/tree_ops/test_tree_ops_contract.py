@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-import bad_calls
 import pytest
 import torch
+import tree_bad_calls
 
 import treeverify
 from treeverify.errors import ContractError
@@ -39,12 +39,14 @@ def tensors_of(arguments):
 
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_the_good_call_passes(operator):
-    getattr(treeverify, operator)(**bad_calls.good_call(operator))
+    getattr(treeverify, operator)(**tree_bad_calls.good_call(operator))
 
 
-@pytest.mark.parametrize(("operator", "name", "value", "message"), named(bad_calls.CALLS + bad_calls.PYTHON_ONLY))
+@pytest.mark.parametrize(
+    ("operator", "name", "value", "message"), named(tree_bad_calls.CALLS + tree_bad_calls.PYTHON_ONLY)
+)
 def test_the_api_refuses_and_writes_nothing(operator, name, value, message):
-    arguments = bad_calls.change(bad_calls.good_call(operator), name, value)
+    arguments = tree_bad_calls.change(tree_bad_calls.good_call(operator), name, value)
     before = {name: tensor.clone() for name, tensor in tensors_of(arguments).items()}
     with pytest.raises(ContractError, match=f"^{operator}: {message}"):
         getattr(treeverify, operator)(**arguments)
@@ -84,13 +86,13 @@ def library():
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_the_binding_refuses_a_good_call_in_host_memory_for_its_device_only(library, operator):
     with pytest.raises(ValueError, match=rf"^{operator}: \w+: device: expected cuda, got cpu$"):
-        library.function(operator)(*flat(operator, bad_calls.good_call(operator)))
+        library.function(operator)(*flat(operator, tree_bad_calls.good_call(operator)))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("operator", "name", "value", "message"), named(bad_calls.CALLS))
+@pytest.mark.parametrize(("operator", "name", "value", "message"), named(tree_bad_calls.CALLS))
 def test_the_binding_refuses_by_name_before_the_device_is_looked_at(library, operator, name, value, message):
-    arguments = bad_calls.change(bad_calls.good_call(operator), name, value)
+    arguments = tree_bad_calls.change(tree_bad_calls.good_call(operator), name, value)
     with pytest.raises(ValueError, match=f"^{operator}: ") as caught:
         library.function(operator)(*flat(operator, arguments))
     text = str(caught.value)

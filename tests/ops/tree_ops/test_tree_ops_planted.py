@@ -1,0 +1,69 @@
+"""Bugs planted in the kernels, one per operator and one build for all: the checks of that operator find each."""
+
+from __future__ import annotations
+
+import check_accept
+import check_build
+import check_commit
+import check_mask
+import check_topk
+import pytest
+from emulated import Emulated, compile_library
+
+pytestmark = pytest.mark.slow
+OPS = "ops"
+PLANTED = {
+    "equal scores of two lanes go to the first": (
+        f"{OPS}/tree_build/tree_build_kernel.cuh",
+        "const uint32_t smallest = __reduce_min_sync(0xffffffffu, ranks);",
+        "const uint32_t smallest = ranks;",
+        check_build.all_equal,
+    ),
+    "a later child with the token is followed": (
+        f"{OPS}/tree_accept/tree_accept_kernel.cuh",
+        "child = min(child, other);",
+        "child = other;",
+        check_accept.greedy_walks,
+    ),
+    "all ties at a cut are kept": (
+        f"{OPS}/tree_accept/draw.cuh",
+        "(equal < room ? equal : room) * at_cut",
+        "equal * at_cut",
+        check_accept.the_draw_is_exact_where_all_weights_are_equal,
+    ),
+    "rows move from the last": (
+        f"{OPS}/kv_compact/kv_compact_kernel.cuh",
+        "for (int begin = 0; begin < end; begin += kMovesInFlight)",
+        "for (int begin = (end - 1) / kMovesInFlight * kMovesInFlight; begin >= 0; begin -= kMovesInFlight)",
+        check_commit.field_cases,
+    ),
+    "rows past the path are left unwritten": (
+        f"{OPS}/feature_gather/feature_gather_kernel.cuh",
+        "target[i] = accepted ? source[i] : Unit{};",
+        "if (accepted) target[i] = source[i];",
+        check_commit.gathers,
+    ),
+    "the first of earlier prefixes is forgotten": (
+        f"{OPS}/tree_mask/tree_mask_kernel.cuh",
+        "for (int other = lane; other < request; other += 32) prefixes",
+        "for (int other = lane + 1; other < request; other += 32) prefixes",
+        check_mask.dtypes_and_batches,
+    ),
+    "a tile's best are not compared with another's": (
+        f"{OPS}/draft_topk/draft_topk_kernel.cuh",
+        "for (int i = thread; i < entries; i += kRankThreads) {",
+        "for (int i = thread; i < p.k; i += kRankThreads) {",
+        check_topk.sizes,
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory):
+    return Emulated(compile_library(tmp_path_factory.mktemp("broken"), [plant[:3] for plant in PLANTED.values()]))
+
+
+@pytest.mark.parametrize("bug", PLANTED)
+def test_a_planted_bug_is_found(broken, bug):
+    with pytest.raises(AssertionError):
+        PLANTED[bug][3](broken)
