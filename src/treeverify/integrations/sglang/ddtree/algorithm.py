@@ -31,6 +31,7 @@ class _Rule(NamedTuple):
 _RULES = (
     _Rule("pp_size", (1,), "pipeline parallelism"),
     _Rule("enable_dp_attention", (False, None), "attention data parallelism"),
+    _Rule("attn_dp_size", (1, None), "attention data parallelism"),
     _Rule("attn_cp_size", (1, None), "context parallelism of attention"),
     _Rule("dcp_size", (1, None), "context parallelism of decoding"),
     _Rule("enable_lora", (False, None), "LoRA"),

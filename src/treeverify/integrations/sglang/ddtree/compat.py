@@ -154,6 +154,10 @@ def unserved(worker: Any) -> list[str]:
     found = []
     if not runner.use_mla_backend:
         found.append("the target's attention is not MLA")
+    if worker.page_size != 1:
+        found.append(f"pages of {worker.page_size} tokens")
+    if worker.use_compact_draft_cache:
+        found.append("a window of the draft")
     for name in ("selector", "lilicorr", "_is_domino"):  # 0.5.23: drafters that pick their tokens by other means
         if getattr(worker, name, None):
             found.append(f"a drafter with {name.strip('_')}")

@@ -1,0 +1,134 @@
+"""What test_ddtree_engine.py looks at, as a script: ``ddtree_scenarios.py NAME FOLDER`` prints one JSON object."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
+from tests.integrations.sglang.ddtree_pair import BLOCK, VOCAB
+from tests.integrations.sglang.ddtree_scheduler import Server
+
+WIDTH, NEW, CHUNK = 17, 14, 8
+PROMPTS = [[(7 * i * i + 3 * j + j * j * i + i) % (VOCAB - 1) for j in range(6 + 5 * i)] for i in range(3)]
+
+
+def tree(folder: Path, **changes: Any) -> Server:
+    """A server with DDTREE; prompts longer than a chunk are prefilled in pieces."""
+    return Server(
+        folder / "target",
+        speculative_algorithm="DDTREE",
+        speculative_draft_model_path=str(folder / "drafter"),
+        speculative_num_draft_tokens=WIDTH,
+        **changes,
+    )
+
+
+def texts(server: Server, prompts: list[list[int]], tokens: int = NEW, **sampling: Any) -> list[list[int]]:
+    """Texts of requests that run together; as long as asked for, whatever the last step accepted beyond."""
+    requests = [server.submit(ids, tokens, **sampling) for ids in prompts]
+    server.run()
+    return [list(request.output_ids)[: request.finished_len] for request in requests]
+
+
+def plain(folder: Path) -> dict[str, Any]:
+    """Texts without speculation, of the prompts and of what the tree scenarios make of them."""
+    server = Server(folder / "target")
+    found = texts(server, PROMPTS)
+    longer = [PROMPTS[2] + found[2][:4] + [1, 2]]
+    return {"texts": found, "longer": texts(server, longer)}
+
+
+def served(folder: Path) -> dict[str, Any]:
+    """DDTREE on SGLang's Triton backend: alone, together, prefix hits, ends inside a path, aborts, retraction."""
+    server = tree(folder, chunked_prefill_size=CHUNK)
+    slots = server.free_slots()
+    found: dict[str, Any] = {"together": texts(server, PROMPTS)}
+    found["accepted"] = server.scheduler.draft_worker.steps.metrics.report()
+    found["alone"] = [texts(server, [ids])[0] for ids in PROMPTS[:2]]
+    text = found["together"][2]
+    request = server.submit(PROMPTS[2] + text[:4] + [1, 2], NEW)
+    server.run()
+    found["longer"], found["cached"] = [list(request.output_ids)[: request.finished_len]], request.cached_tokens
+    found["short"] = [texts(server, PROMPTS[2:], tokens)[0] for tokens in (1, 2, 4)]
+    stop = next(token for token in text if token != text[0])
+    found["stop"], found["stopped"] = stop, texts(server, PROMPTS[2:], stop_token_ids=[stop])
+    found["aborted"] = abort_one_of_two(server)
+    found["retracted"] = retract(server)
+    found["slots"] = [slots, server.free_slots()]
+    return found
+
+
+def abort_one_of_two(server: Server) -> list[int]:
+    """The text of a request whose neighbour is aborted after two steps."""
+    from sglang.srt.managers.io_struct import AbortReq
+
+    kept, gone = server.submit(PROMPTS[0], NEW), server.submit(PROMPTS[1], NEW)
+    for _ in range(5):
+        server.step()
+    server.scheduler.abort_request(AbortReq(rid=gone.rid))
+    server.run()
+    assert len(gone.output_ids) < NEW, "it was finished before it could be aborted"
+    return list(kept.output_ids)[:NEW]
+
+
+def retract(server: Server) -> dict[str, Any]:
+    """Texts of requests of which SGLang takes one back in the middle, and how often it did."""
+    from sglang.srt.environ import envs
+
+    requests = [server.submit(ids, NEW) for ids in PROMPTS]
+    for _ in range(6):
+        server.step()
+    with envs.SGLANG_TEST_RETRACT.override(True), envs.SGLANG_TEST_RETRACT_INTERVAL.override(1):
+        server.step()
+    count = sum(request.retraction_count for request in requests)
+    server.run()
+    return {"count": count, "texts": [list(request.output_ids)[:NEW] for request in requests]}
+
+
+def sampled(folder: Path) -> dict[str, Any]:
+    """Our backend serves (KDTREE_VERIFY=on); seeds, greedy and sampling requests in one batch, refusals, the report."""
+    from treeverify.integrations.sglang.ddtree import plugin
+
+    server = tree(folder, attention_backend="treeverify")
+    found: dict[str, Any] = {"together": texts(server, PROMPTS)}
+    first = [server.submit(PROMPTS[0], NEW), server.submit(PROMPTS[2], NEW, temperature=1.0, sampling_seed=5)]
+    server.run()
+    found["mixed"] = [list(request.output_ids)[:NEW] for request in first]
+    found["drawn"] = [texts(server, [PROMPTS[2]], temperature=1.0, sampling_seed=seed)[0] for seed in (5, 5, 6, 9)]
+    found["filtered"] = texts(server, [PROMPTS[2]], temperature=0.9, top_k=3, top_p=0.8, min_p=0.05)[0]
+    refused = [server.submit(PROMPTS[0], 4, **options) for options in ({"frequency_penalty": 0.5}, {"regex": "a"})]
+    server.run()
+    found["refused"] = [request.finished_reason.to_json() for request in refused]
+    found["report"] = plugin.report()
+    return found
+
+
+def broken(folder: Path) -> dict[str, Any]:
+    """Texts when the mask is dropped, and when the accepted rows are not moved: they must differ from plain's."""
+    from treeverify.integrations.sglang.ddtree import compat, worker
+
+    server = tree(folder)
+    stock, move = compat.run_verify, worker.kv_compact
+    compat.run_verify = lambda *arguments: stock(*arguments[:-1], None)
+    found = {"mask": texts(server, PROMPTS)}
+    compat.run_verify = stock
+    worker.kv_compact = lambda *_: None
+    server.scheduler.flush_cache()
+    found["move"] = texts(server, PROMPTS)
+    worker.kv_compact = move
+    server.scheduler.flush_cache()
+    found["whole"] = texts(server, PROMPTS[:1])
+    return found
+
+
+SCENARIOS: dict[str, Callable[[Path], dict[str, Any]]] = {run.__name__: run for run in (plain, served, sampled, broken)}
+
+if __name__ == "__main__":
+    assert BLOCK < WIDTH
+    outcome = SCENARIOS[sys.argv[1]](Path(sys.argv[2]))
+    print("OUTCOME", json.dumps(outcome), flush=True)

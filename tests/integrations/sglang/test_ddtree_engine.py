@@ -1,0 +1,137 @@
+"""DDTREE on a real scheduler of SGLang 0.5.23: real worker, runners, pools and Triton kernels, in the interpreter.
+
+Each scenario is a process of its own (SGLang keeps globals); two at a time. Greedy texts must be plain decoding's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.sglang, pytest.mark.slow, pytest.mark.timeout(1500)]
+pytest.importorskip("sglang")
+
+from tests.integrations.sglang import ddtree_pair, ddtree_scenarios  # noqa: E402
+
+NEW, WIDTH = ddtree_scenarios.NEW, ddtree_scenarios.WIDTH
+
+
+def play(name: str, folder: Path) -> dict[str, Any]:
+    mode = "on" if name == "sampled" else "off"
+    environment = os.environ | {"KDTREE_VERIFY": mode, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, ddtree_scenarios.__file__, name, str(folder)]
+    run = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=1400)
+    lines = [line for line in run.stdout.splitlines() if line.startswith("OUTCOME ")]
+    assert run.returncode == 0, run.stderr[-6000:]
+    assert len(lines) == 1, run.stderr[-6000:]
+    outcome: dict[str, Any] = json.loads(lines[0].removeprefix("OUTCOME "))
+    return outcome
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Future[dict[str, Any]]]:
+    folder = tmp_path_factory.mktemp("pair")
+    ddtree_pair.write(folder)
+    with ThreadPoolExecutor(2) as pool:
+        return {name: pool.submit(play, name, folder) for name in ddtree_scenarios.SCENARIOS}
+
+
+@pytest.fixture
+def plain(outcomes: dict[str, Future[dict[str, Any]]]) -> dict[str, Any]:
+    return outcomes["plain"].result()
+
+
+@pytest.fixture
+def served(outcomes: dict[str, Future[dict[str, Any]]]) -> dict[str, Any]:
+    return outcomes["served"].result()
+
+
+@pytest.fixture
+def sampled(outcomes: dict[str, Future[dict[str, Any]]]) -> dict[str, Any]:
+    return outcomes["sampled"].result()
+
+
+@pytest.fixture
+def broken(outcomes: dict[str, Future[dict[str, Any]]]) -> dict[str, Any]:
+    return outcomes["broken"].result()
+
+
+def test_greedy_texts_are_those_of_plain_decoding(plain: dict[str, Any], served: dict[str, Any]) -> None:
+    assert [len(text) for text in plain["texts"]] == [NEW] * 3
+    assert served["together"] == plain["texts"]
+    assert served["alone"] == plain["texts"][:2]
+    assert all(0 <= token < ddtree_pair.VOCAB for text in served["together"] for token in text)
+
+
+def test_trees_were_accepted(served: dict[str, Any]) -> None:
+    """Or nothing above was a test: at least one draft token in most steps, and not only the first child."""
+    counted = served["accepted"]
+    assert counted["acceptance_length"] > 1.5
+    assert counted["nodes"] == counted["request_steps"] * WIDTH
+    assert sum(counted["acceptance_lengths"].values()) == counted["request_steps"]
+    assert sum(counted["host_seconds"].values()) > 0
+
+
+def test_a_prefix_hit_and_chunks_change_nothing(plain: dict[str, Any], served: dict[str, Any]) -> None:
+    assert served["cached"] > len(ddtree_scenarios.PROMPTS[2]) // 2
+    assert served["longer"] == plain["longer"]
+
+
+def test_ends_inside_a_path(plain: dict[str, Any], served: dict[str, Any]) -> None:
+    text = plain["texts"][2]
+    assert served["short"] == [text[:1], text[:2], text[:4]]
+    assert served["stopped"] == [text[: text.index(served["stop"]) + 1]]
+
+
+def test_an_abort_and_a_retraction_change_no_other_text(plain: dict[str, Any], served: dict[str, Any]) -> None:
+    assert served["aborted"] == plain["texts"][0]
+    assert served["retracted"]["count"] > 0
+    assert served["retracted"]["texts"] == plain["texts"]
+
+
+def test_no_slot_is_leaked(served: dict[str, Any]) -> None:
+    before, after = served["slots"]
+    assert before == after
+
+
+def test_our_backend_and_mixed_batches(plain: dict[str, Any], sampled: dict[str, Any]) -> None:
+    assert sampled["together"] == plain["texts"]
+    greedy, drawn = sampled["mixed"]
+    assert greedy == plain["texts"][0]
+    assert len(drawn) == NEW
+
+
+def test_a_seed_repeats_its_text_after_the_first_token(sampled: dict[str, Any]) -> None:
+    """The first token is drawn by SGLang's own sampler in the prefill, which has no seed."""
+    first, again, *others = sampled["drawn"]
+    if first[0] == again[0]:
+        assert first == again
+    assert any(text[1:] != first[1:] for text in others)
+    assert len(sampled["filtered"]) == NEW
+
+
+def test_what_is_not_served_is_refused_by_name(sampled: dict[str, Any]) -> None:
+    penalty, grammar = sampled["refused"]
+    for reason, name in ((penalty, "frequency_penalty"), (grammar, "regex")):
+        assert reason["type"] == "abort"
+        assert f"DDTREE does not serve: {name}" in reason["message"]
+
+
+def test_the_report_counts(sampled: dict[str, Any]) -> None:
+    report = sampled["report"]
+    assert (report["width"], report["block"]) == (WIDTH, ddtree_pair.BLOCK)
+    assert report["steps"] > 0
+    assert report["acceptance_length"] > 1
+
+
+def test_a_dropped_mask_and_rows_left_in_place_are_seen(plain: dict[str, Any], broken: dict[str, Any]) -> None:
+    assert broken["mask"] != plain["texts"]
+    assert broken["move"] != plain["texts"]
+    assert broken["whole"] == plain["texts"][:1]
