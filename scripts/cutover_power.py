@@ -12,7 +12,7 @@ and appends one record per kernel and number of prompts.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from treeverify.bench.record import Record, append, environment
+from treeverify.cutover import statistics
 from treeverify.cutover.asking import positions
 from treeverify.cutover.limits import Limits
 from treeverify.cutover.sample_gates import generation, statistical
@@ -34,7 +35,7 @@ from treeverify.serve.faults import plant
 from treeverify.serve.server import DTYPES
 
 KERNELS = ("off", "on", "one-head-2ulp", "swapped-heads", "scaled", "wrong-mask")
-PROMPTS = (12, 24, 48)
+PROMPTS = (12, 24)
 DRAWS = 200
 SEED = 20261129
 
@@ -109,6 +110,24 @@ def drawn(pair: tuple[Sample, Sample], chosen: list[int]) -> tuple[Sample, Sampl
     return one(pair[0]), one(pair[1])
 
 
+def remember_pairs() -> None:
+    """Let the figures of one pair of positions be computed once: draws repeat the same pairs, and they are pure."""
+    for name in ("divergence", "logprob_change", "disagreement"):
+        setattr(statistics, name, _remembered(getattr(statistics, name)))
+
+
+def _remembered(compute: Callable[..., object]) -> Callable[..., object]:
+    known: dict[tuple[object, ...], object] = {}
+
+    def call(pair: statistics.Pair, *rest: object) -> object:
+        key = (id(pair.baseline), id(pair.candidate), *rest)
+        if key not in known:
+            known[key] = compute(pair, *rest)
+        return known[key]
+
+    return call
+
+
 def records(folder: Path, dtype: str, limits: Limits) -> Iterator[Record]:
     """One record per kernel and number of prompts: in how many draws each gate closed."""
     files = {kernel: folder / f"{dtype}-{kernel}.json" for kernel in KERNELS}
@@ -155,6 +174,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.do == "judge":
+        remember_pairs()
         margins = {} if options.kl is None else {"kl": options.kl, "logprob": options.kl}
         for found in records(options.folder, options.dtype, Limits(**margins)):
             print(found["impl"], found["case"]["prompts"], found["measures"]["closed"], flush=True)
