@@ -160,20 +160,32 @@ def test_nothing_to_do_and_nothing_to_roll_back(served):
     assert served.records() == []
 
 
-def test_a_signal_rolls_back(served):
+def soaking(served):
+    """A run in its soak, as a process of its own."""
     settings = ["--settings", str(served.folder / "settings.json"), "--soak", "60", "--to", "on"]
-    started = subprocess.Popen(
-        [sys.executable, "-c", WAITING, "cutover", "run", *served.options(), *settings],
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    while served.modes()[0] != "validate":
+    words = [sys.executable, "-c", WAITING, "cutover", "run", *served.options(), *settings]
+    started = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+    while not served.records() or served.records()[-1]["stage"] != "soak":
         assert started.poll() is None
         time.sleep(0.2)
+    return started
+
+
+def test_a_signal_rolls_back(served):
+    started = soaking(served)
     started.send_signal(signal.SIGTERM)
     said = started.communicate(timeout=60)[1]
     assert started.returncode == 22, said
     assert "SIGTERM" in said
+    assert served.modes() == ("off", "off")
+    assert served.records()[-1]["stage"] == "rolled-back"
+
+
+def test_a_terminal_that_is_gone_does_not_stop_the_rollback(served):
+    started = soaking(served)
+    started.stderr.close()
+    started.send_signal(signal.SIGHUP)
+    started.wait(timeout=60)
     assert served.modes() == ("off", "off")
     assert served.records()[-1]["stage"] == "rolled-back"
 

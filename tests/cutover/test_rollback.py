@@ -150,6 +150,25 @@ def test_a_server_that_is_gone_at_the_rollback(tool, plan, service):
     assert "the server's mode is unknown" in str(caught.value)
 
 
+def test_a_server_that_hangs_at_the_rollback_is_restarted_where_that_is_allowed(tool, plan, service, tmp_path):
+    def judge(stage, *_):
+        service.refuses = {"off"}
+        return verdict(stage, passed=stage != "on")
+
+    class Restarts(CommandRunner):
+        def restart(self):
+            service.mode, service.pid, service.refuses = "off", service.pid + 1, set()
+
+        def environment(self, serving):
+            return {}
+
+    object.__setattr__(tool, "runner", Restarts("true", tmp_path / "owned.env", timeout=5))
+    with pytest.raises(CutoverError, match="rolled back, proved") as caught:
+        with_judge(tool, judge).run(plan.model_copy(update={"may_restart": True}))
+    assert caught.value.exit_code == Exit.GATE
+    assert (service.mode, service.pid, last(tool)) == ("off", 2, "rolled-back")
+
+
 def test_a_journal_that_cannot_be_written_any_more(tool, plan, service, monkeypatch):
     """Nothing may change that the journal does not tell of: the run stops where it is and says so."""
     from treeverify.cutover.journal import Journal

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
+import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -151,7 +152,9 @@ def _tool(
 
 
 def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    """Print to standard error: unbuffered, as a signal handler may do; a terminal that is gone stops nothing."""
+    with suppress(OSError):
+        os.write(2, f"{line}\n".encode())
 
 
 def _interrupts() -> Callable[[], None]:

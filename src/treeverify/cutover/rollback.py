@@ -44,9 +44,7 @@ def _restore(hands: Hands, acts: Acts) -> None:
     before = acts.run.before
     anew = acts.run.restarted or hands.runner.status().active in ("failed", "inactive")
     if not anew:
-        acts.await_server(None)
-        if before.mode is not None:
-            acts.switch(before.mode)
+        anew = not _switched_live(hands, acts)
     contents = {Path(path): content for path, content in reversed(before.files.items())}
     if any(files.read(path) != content for path, content in contents.items()):
         acts.write(contents, before.next_mode)
@@ -54,6 +52,21 @@ def _restore(hands: Hands, acts: Acts) -> None:
         acts.restart(before.next_mode if before.plugin else ABSENT)
         if before.mode is not None:
             acts.switch(before.mode)
+
+
+def _switched_live(hands: Hands, acts: Acts) -> bool:
+    """Whether the server took its old mode live; False if it did not and may be restarted instead."""
+    before = acts.run.before
+    try:
+        acts.await_server(None)
+        if before.mode is not None:
+            acts.switch(before.mode)
+    except (CutoverError, ServerError) as error:
+        if not acts.run.plan.may_restart:
+            raise
+        hands.say(f"{error}; restarting it instead")
+        return False
+    return True
 
 
 def _prove(hands: Hands, acts: Acts) -> None:
