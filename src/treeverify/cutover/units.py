@@ -143,12 +143,23 @@ def next_environment(unit: Unit, manager: dict[str, str]) -> dict[str, str]:
 
 
 def process_environment(pid: int) -> dict[str, str]:
-    """Return the environment that process ``pid`` was started with; raises CutoverError (``Exit.NOT_PERMITTED``)."""
-    try:
-        content = Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError as error:
-        raise CutoverError(Exit.NOT_PERMITTED, f"environment of process {pid}: {error.strerror}") from None
-    return assignments([word.decode(errors="surrogateescape") for word in content.split(b"\0") if word])
+    """Return the environment that process ``pid`` was started with.
+
+    A process that set a title of its own may have overwritten it (``setproctitle``, in SGLang's schedulers); then it is
+    the nearest ancestor's, of which ``pid`` inherited it. Raises CutoverError (``Exit.FAILED``) where none can be read.
+    """
+    asked = pid
+    while pid > 1:
+        try:
+            content = Path(f"/proc/{pid}/environ").read_bytes()
+            parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
+        except OSError as error:
+            raise CutoverError(Exit.FAILED, f"environment of process {pid}: {error.strerror}") from None
+        found = assignments([word.decode(errors="surrogateescape") for word in content.split(b"\0") if word])
+        if "PATH" in found:
+            return found
+        pid = int(parent)
+    raise CutoverError(Exit.FAILED, f"environment of process {asked}: overwritten, and so are its ancestors'")
 
 
 def in_control_group(pid: int, control_group: str) -> bool:
