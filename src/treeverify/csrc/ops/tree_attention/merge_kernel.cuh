@@ -18,6 +18,13 @@ constexpr int kWarps = kThreads / 32;
 constexpr int kMergeBatch = 8;  // partials whose loads a warp has in flight together
 constexpr int kMergeBlocksPerMultiprocessor = 3;
 
+// How many of them a multiprocessor must hold at once: from sm_100 on, three would leave a register too few.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+constexpr int kMergeResident = 2;
+#else
+constexpr int kMergeResident = kMergeBlocksPerMultiprocessor;
+#endif
+
 // Unnormalised sums of a part. Lane l holds four values as in a fragment, of rows 2 (l % 4) and the next, and the maximum
 // (base 2) and sum of weights of row l % 8.
 struct PartSum {
@@ -184,7 +191,7 @@ __device__ __forceinline__ void write_part(const PortableArgs& args, const Merge
   store_fragment(targets[0], targets[1], column, all.value);
 }
 
-__global__ void __launch_bounds__(kThreads, kMergeBlocksPerMultiprocessor)
+__global__ void __launch_bounds__(kThreads, kMergeResident)
     smxx_bf16_tree_attention_merge(const __grid_constant__ PortableArgs args, int tile_rows) {
   __shared__ MergeShared shared;
   wait_for_previous_launch();
