@@ -56,7 +56,7 @@ def served(folder: Path) -> dict[str, Any]:
     found["longer"], found["cached"] = [list(request.output_ids)[: request.finished_len]], request.cached_tokens
     found["short"] = [texts(server, PROMPTS[2:], tokens)[0] for tokens in (1, 2, 4)]
     stop = next(token for token in text if token != text[0])
-    found["stop"], found["stopped"] = stop, texts(server, PROMPTS[2:], stop_token_ids=[stop])
+    found["stop"], found["stopped"] = stop, texts(server, PROMPTS[2:], stop_token_ids=[stop], ignore_eos=False)
     found["aborted"] = abort_one_of_two(server)
     found["retracted"] = retract(server)
     found["slots"] = [slots, server.free_slots()]
@@ -78,13 +78,14 @@ def abort_one_of_two(server: Server) -> list[int]:
 
 def retract(server: Server) -> dict[str, Any]:
     """Texts of requests of which SGLang takes one back in the middle, and how often it did."""
-    from sglang.srt.environ import envs
+    from sglang.srt.managers import scheduler
 
     requests = [server.submit(ids, NEW) for ids in PROMPTS]
     for _ in range(6):
         server.step()
-    with envs.SGLANG_TEST_RETRACT.override(True), envs.SGLANG_TEST_RETRACT_INTERVAL.override(1):
-        server.step()
+    scheduler.TEST_RETRACT, kept, scheduler.TEST_RETRACT_INTERVAL = True, scheduler.TEST_RETRACT_INTERVAL, 1
+    server.step()
+    scheduler.TEST_RETRACT, scheduler.TEST_RETRACT_INTERVAL = False, kept
     count = sum(request.retraction_count for request in requests)
     server.run()
     return {"count": count, "texts": [list(request.output_ids)[:NEW] for request in requests]}

@@ -158,6 +158,17 @@ def test_trees_are_those_of_the_pure_core(requests: int) -> None:
         assert trees.parents[i].tolist() == tree.parents.tolist()
 
 
+def test_a_batch_beyond_the_captured_ones_leaves_their_buffers() -> None:
+    weight, states, ids = torch.randn(20, 4), torch.randn(3 * BLOCK, 4), torch.arange(3 * BLOCK)
+    draft = TreeDraft(Head(weight, 0, None), BLOCK, 9, 1)
+    small = draft.trees(1).tokens
+    draft.reserve(3)
+    draft(states, ids)
+    assert draft.trees(1).tokens.data_ptr() == small.data_ptr()
+    assert draft.trees(3).tokens.data_ptr() != small.data_ptr()
+    assert draft.trees(3).tokens[:, 0].tolist() == [0, BLOCK, 2 * BLOCK]
+
+
 def test_two_ranks_build_the_tree_of_one() -> None:
     vocab, hidden, width = 50, 16, 21
     generator = torch.Generator().manual_seed(4)
@@ -169,7 +180,7 @@ def test_two_ranks_build_the_tree_of_one() -> None:
     for first in (0, 31):
         part = TreeDraft(Head(weight[first : 31 if first == 0 else vocab], first, group), BLOCK, width, 2)
         if first == 0:
-            part._buffers.shards.fill_(-(1 << 63))  # the other rank's part is still to come
+            part._captured.shards.fill_(-(1 << 63))  # the other rank's part is still to come
         part(states, ids)
     assert torch.equal(part.trees(2).tokens, whole.trees(2).tokens)
     assert torch.equal(part.trees(2).parents, whole.trees(2).parents)

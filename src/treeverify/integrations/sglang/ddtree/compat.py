@@ -25,7 +25,6 @@ _GRAPHS = "sglang.srt.model_executor.runner.decode_cuda_graph_runner.DecodeCudaG
 _BASE_RUNNER = "sglang.srt.model_executor.runner.base_runner"
 _SCHEDULER = "sglang.srt.managers.scheduler"
 _BATCH = "sglang.srt.model_executor.forward_batch_info"
-_CONFIG = "sglang.srt.model_executor.cuda_graph_config"
 _RESULT = "sglang.srt.managers.utils.GenerationBatchResult"
 
 _PARAMETERS: Mapping[str, str] = {
@@ -178,6 +177,8 @@ def unserved(worker: Any) -> list[str]:
 def open_window(worker: Any, batch: Any, width: int) -> Window:
     """Find the slots of this step, which ``prepare_for_decode`` reserved."""
     runner, lengths = worker.model_runner, batch.seq_lens
+    if lengths.is_cuda:  # under overlap scheduling another stream made them
+        lengths.record_stream(torch.cuda.current_stream(lengths.device))
     table = runner.req_to_token_pool.req_to_token
     columns = lengths[:, None] + torch.arange(width, device=lengths.device)
     slots = table[batch.req_pool_indices[:, None], columns].to(torch.int64)
@@ -185,7 +186,7 @@ def open_window(worker: Any, batch: Any, width: int) -> Window:
     if batch.seq_lens_cpu is not None:
         bounds = (batch.seq_lens_cpu + width).to(torch.int32)
     elif reserved is not None:
-        bounds = reserved.to(torch.int32)
+        bounds = reserved.to(torch.int32, copy=True)  # SGLang reuses it
     else:
         bounds = torch.tensor([req.kv.kv_allocated_len for req in batch.reqs], dtype=torch.int32)
     plan = None
@@ -294,10 +295,9 @@ def kv_buffers(worker: Any) -> list[torch.Tensor]:
     return found
 
 
-def most_requests(worker: Any) -> int:
-    """Return the largest batch that a draft graph is captured for, 1 without graphs."""
-    decode = import_module("sglang.srt.runtime_context").get_exec().graph.cuda_graph_config.decode
-    return 1 if decode.backend == find(f"{_CONFIG}.Backend.DISABLED") else max(decode.bs)
+def most_requests() -> int:
+    """Return the largest batch that a draft graph is captured for."""
+    return int(max(import_module("sglang.srt.runtime_context").get_exec().graph.cuda_graph_config.decode.bs))
 
 
 def result(**fields: Any) -> Any:

@@ -43,14 +43,15 @@ class TreeDraft:
     """Builds trees of ``width`` nodes from blocks of ``block`` tokens, the root's place in front."""
 
     def __init__(self, head: Head, block: int, width: int, requests: int) -> None:
+        """``requests``: of the largest batch that a graph is captured for; its buffers never move."""
         self.block, self.width = block, width
         self._head, self._depth, self._k = head, block - 1, width - 1
-        self._buffers = self._make(requests)
+        self._captured = self._larger = self._make(requests)
 
     def reserve(self, requests: int) -> None:
-        """Make room for ``requests``. What a captured graph writes to must be there before the capture."""
-        if requests > self._buffers.trees.tokens.shape[0]:
-            self._buffers = self._make(requests)
+        """Make room for a batch that no graph serves."""
+        if requests > len(self._larger.trees.tokens):
+            self._larger = self._make(requests)
 
     def __call__(self, hidden: torch.Tensor, ids: torch.Tensor) -> None:
         """Build the trees of hidden states ``[batch*block, hidden]`` whose blocks are ``ids [batch*block]``."""
@@ -62,11 +63,15 @@ class TreeDraft:
 
     def trees(self, requests: int) -> DraftTrees:
         """The trees of the first ``requests`` of the last call."""
-        held = self._buffers.trees
+        held = self._held(requests).trees
         return DraftTrees(*(getattr(held, name)[:requests] for name in DraftTrees.__dataclass_fields__))
 
+    def _held(self, requests: int) -> _Buffers:
+        return self._captured if requests <= len(self._captured.trees.tokens) else self._larger
+
     def _rank(self, logits: torch.Tensor) -> Ranked:
-        requests, held = len(logits), self._buffers
+        requests = len(logits)
+        held = self._held(requests)
         out = Ranked(held.ranked.log_probs[:requests], held.ranked.token_ids[:requests])
         if self._head.group is None:
             return draft_topk(logits, self._k, out=out, workspace=held.workspace)

@@ -35,11 +35,17 @@ class Steps:
         if torch.device(worker.device).type == "cuda":
             compiled.prepare(torch.device(worker.device))  # loading cannot be captured
         self.metrics = Metrics(width, block)
-        self.draft = TreeDraft(Head(*compat.output_head(worker)), block, width, compat.most_requests(worker))
+        self._tail: TreeDraft | None = None
         self._offsets = torch.arange(block, device=worker.device)
         self._mask = torch.empty(0, dtype=torch.bool, device=worker.device)
         self._table: PoolTable | None = None
         self._seeds: tuple[tuple[str, ...], torch.Tensor] | None = None
+
+    def draft(self, captured: int) -> TreeDraft:
+        """The tail of the draft; the first call sizes what graphs write to, for batches of up to ``captured``."""
+        if self._tail is None:
+            self._tail = TreeDraft(Head(*compat.output_head(self._worker)), self._block, self._width, captured)
+        return self._tail
 
     def decode(self, batch: Any, on_publish: Callable[[torch.Tensor], None] | None) -> Any:
         """Run one step for ``batch``; returns SGLang's result of a step."""
@@ -75,10 +81,11 @@ class Steps:
         ids[:, 0] = roots
         positions = window.lengths[:, None] + self._offsets
         out = compat.run_draft(self._worker, batch, window, ids, positions)
-        if not (out.can_run_graph and self._worker._draft_sampler is self.draft):  # else the graph built the trees
-            self.draft.reserve(len(roots))
-            self.draft(out.logits_output.hidden_states, ids.flatten())
-        return self.draft.trees(len(roots))
+        tail = self.draft(len(roots))
+        if not (out.can_run_graph and self._worker._draft_sampler is tail):  # else the graph built the trees
+            tail.reserve(len(roots))
+            tail(out.logits_output.hidden_states, ids.flatten())
+        return tail.trees(len(roots))
 
     def _verify(self, batch: Any, window: compat.Window, trees: DraftTrees) -> Any:
         requests = len(window.lengths)
@@ -151,7 +158,7 @@ def extend(parent: type, block_of: Callable[[Any], int], add: Callable[[Metrics]
 
         def _maybe_build_draft_sampler(self) -> Any:
             """What the draft's graph runs after the drafter: the trees instead of an argmax."""
-            return self.steps.draft
+            return self.steps.draft(compat.most_requests())
 
         def forward_batch_generation(self, batch: Any, on_publish: Any = None, *rest: Any, **options: Any) -> Any:
             """Prefill and idle batches as DFLASH; a decode step with a tree."""
