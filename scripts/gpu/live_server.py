@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -115,6 +116,10 @@ class Server:
     def lines(self, word: str) -> list[str]:
         """Lines of its log that hold ``word``."""
         return [line for line in self.log.read_text(errors="replace").splitlines() if word in line]
+
+    def notes(self) -> list[str]:
+        """What the plugin logged, without the lines around it."""
+        return re.findall(r"\] (treeverify[ a-z]*: .*)", self.log.read_text(errors="replace"))
 
     def stop(self) -> None:
         """Kill the server and its processes."""

@@ -49,7 +49,7 @@ def speed(folder: Path, models: Path, kinds: list[str], startup: float) -> tuple
             print(json.dumps({k: v for k, v in point.items() if k != "windows"}), flush=True)
             points.append(point)
             failures += _judge(point)
-        return {"points": points, "log": ours.lines("treeverify"), "state": ours.state()}, failures
+        return {"points": points, "log": ours.notes(), "state": ours.state()}, failures
 
 
 def validate(folder: Path, models: Path, kinds: list[str], startup: float) -> tuple[dict[str, Any], list[str]]:
@@ -73,7 +73,7 @@ def validate(folder: Path, models: Path, kinds: list[str], startup: float) -> tu
             print(json.dumps({"rounds": rounds, "rows": one["rows"], "max_row_ulp": one["max_row_ulp"]}), flush=True)
         if one["mismatched_rows"] or one["max_row_ulp"] > 2 or one["within_1_ulp"] < 0.999 or one["left_to_parent"]:
             failures.append(f"validate: {one}")
-        return {"costs": costs, "summary": one, "state": server.state(), "log": server.lines("treeverify")}, failures
+        return {"costs": costs, "summary": one, "state": server.state(), "log": server.notes()}, failures
 
 
 @contextmanager

@@ -192,7 +192,7 @@ def _modes(server: Server, short: list[list[int]], long: list[int], failures: li
             failures.append(f"{server.name}: {judged}")
         if one["max_row_ulp"] > 2 or one["within_1_ulp"] < 0.999:
             failures.append(f"{server.name}: beyond 2 ULP, or below 99.9% within 1: {judged}")
-    found["log"] = server.lines("treeverify")
+    found["log"] = server.notes()
     print(json.dumps({"server": server.name, "summary": found["summary"], "failures": failures}), flush=True)
     return found
 
