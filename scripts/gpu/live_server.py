@@ -50,6 +50,7 @@ class Server:
     def __init__(
         self, name: str, model: Path, port: int, folder: Path, flags: Sequence[str], **environment: str
     ) -> None:
+        port += int(os.environ.get("LIVE_PORTS", "0"))  # several runs on one machine
         self.name, self.port = name, port
         self.log = folder / f"{name}.log"
         command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(model)]

@@ -7,6 +7,7 @@ forced      the packaged model at a 3k prompt: off's text continued from every e
 speed       random 8-head model, NGRAM, graphs: off and on in turns at 130, 8k, 32k, bs 1 and 8; Amdahl; stock SGLang
 validate    the same server in validate until a million (node, head) rows are compared; what validate costs
 algorithms  STANDALONE and DFLASH on the random model: tokens and counters of each mode
+dumps       calls kept by a server in validate, replayed against float64
 ranks       the random model over two GPUs: tokens and counters per rank, switches while a text is written
 
 Tokens of validate and on may differ from those of off only where the two candidates' log probabilities nearly tie.
@@ -23,6 +24,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import live_dumps
 import live_models
 import live_speed
 import live_tokens
@@ -33,6 +35,7 @@ PARTS = {
     "speed": live_speed.speed,
     "validate": live_speed.validate,
     "algorithms": live_tokens.algorithms,
+    "dumps": live_dumps.dumps,
     "ranks": live_tokens.ranks,
 }
 
