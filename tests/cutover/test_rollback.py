@@ -150,19 +150,43 @@ def test_a_server_that_is_gone_at_the_rollback(tool, plan, service):
     assert "the server's mode is unknown" in str(caught.value)
 
 
+class Restarts(CommandRunner):
+    """Restarts the fake server, with what the owned file says."""
+
+    def __init__(self, service, environment):
+        super().__init__("true", environment, timeout=5)
+        self.service = service
+
+    def restart(self):
+        self.service.mode = self.next_start().get("KDTREE_VERIFY", "off")
+        self.service.pid += 1
+        self.service.refuses = set()
+
+    def environment(self, serving):
+        return self.next_start()
+
+
+def test_speed_is_not_judged_in_the_eager_stage(tool, plan, service, tmp_path):
+    seen = []
+
+    def judge(stage, baseline, candidate, before, after, limits):
+        seen.append((stage, limits.speed_ratio))
+        return verdict(stage)
+
+    object.__setattr__(tool, "runner", Restarts(service, tmp_path / "owned.env"))
+    with_judge(tool, judge).run(plan.model_copy(update={"may_restart": True, "eager": {"EAGER": "1"}}))
+    ratio = plan.limits.speed_ratio
+    assert ratio is not None
+    assert seen == [("validate", ratio), ("soak", ratio), ("on", None), ("on", ratio)]
+    assert (service.mode, service.pid) == ("on", 3)
+
+
 def test_a_server_that_hangs_at_the_rollback_is_restarted_where_that_is_allowed(tool, plan, service, tmp_path):
     def judge(stage, *_):
         service.refuses = {"off"}
         return verdict(stage, passed=stage != "on")
 
-    class Restarts(CommandRunner):
-        def restart(self):
-            service.mode, service.pid, service.refuses = "off", service.pid + 1, set()
-
-        def environment(self, serving):
-            return {}
-
-    object.__setattr__(tool, "runner", Restarts("true", tmp_path / "owned.env", timeout=5))
+    object.__setattr__(tool, "runner", Restarts(service, tmp_path / "owned.env"))
     with pytest.raises(CutoverError, match="rolled back, proved") as caught:
         with_judge(tool, judge).run(plan.model_copy(update={"may_restart": True}))
     assert caught.value.exit_code == Exit.GATE
@@ -187,6 +211,15 @@ def test_a_journal_that_cannot_be_written_any_more(tool, plan, service, monkeypa
     assert service.mode == "validate"
     monkeypatch.undo()
     assert tool.status()["explained"]
+
+
+def test_a_report_that_cannot_be_written_does_not_hide_how_the_run_ended(tool, plan, service, monkeypatch):
+    said = []
+    object.__setattr__(tool, "say", said.append)
+    monkeypatch.setattr("treeverify.cutover.report.write", lambda *_: 1 / 0)
+    tool.run(plan)
+    assert (service.mode, last(tool)) == ("on", "done")
+    assert "no report: ZeroDivisionError: division by zero" in said
 
 
 def test_a_rollback_after_the_end_goes_back_to_what_was_there(tool, plan, service):

@@ -90,7 +90,7 @@ def histograms(generations: Sequence[Generation]) -> NDArray[np.int64] | None:
     if any(counts is None for counts in told):
         return None
     rows = [counts or [] for counts in told]
-    found = np.zeros((len(rows), max(1, *(len(row) for row in rows))), dtype=np.int64)
+    found = np.zeros((len(rows), max([1, *(len(row) for row in rows)])), dtype=np.int64)
     for row, counts in zip(found, rows, strict=True):
         row[: len(counts)] = counts
     return found

@@ -23,7 +23,7 @@ from treeverify.cutover.rollback import live_mode, roll_back
 from treeverify.cutover.runner import Runner
 from treeverify.cutover.service import Service
 from treeverify.cutover.stages import Event, Stage
-from treeverify.errors import CutoverError, ServerError, TreeverifyError
+from treeverify.errors import CutoverError, ServerError
 
 
 def default_folder(unit: str, *, user: bool) -> Path:
@@ -182,8 +182,8 @@ class Tool:
             verdicts = [gates.Verdict.model_validate(verdict) for verdict in run.verdicts]
             path = report.write(self._report_path(run), events, verdicts, evidence.samples(), evidence.states())
             self.say(f"report: {path}")
-        except (TreeverifyError, OSError, ValueError) as error:
-            self.say(f"no report: {error}")
+        except Exception as error:  # noqa: BLE001  (whatever it is, it must not hide how the run ended)
+            self.say(f"no report: {type(error).__name__}: {error}")
 
 
 def _detail(data: object) -> str:
