@@ -22,13 +22,13 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm  # noqa: E402
 from tests.integrations.sglang import live_stub as live  # noqa: E402
 
 from treeverify.errors import ConfigError  # noqa: E402
-from treeverify.integrations.sglang.ddtree import algorithm, compat, plugin  # noqa: E402
+from treeverify.integrations.sglang.ddtree import algorithm, compat, hooks, plugin  # noqa: E402
 
 NAMES = """
 from treeverify.integrations.sglang import plugin
-from treeverify.integrations.sglang.ddtree import algorithm, compat
-plugin.activate(); compat.check(); compat.install_hooks(algorithm.NAME, algorithm.refuse_request)
-compat.add_to_report("ddtree", dict); compat.check()
+from treeverify.integrations.sglang.ddtree import algorithm, compat, hooks
+plugin.activate(); compat.check(); hooks.install(algorithm.NAME, algorithm.refuse_request)
+hooks.add_to_report("ddtree", dict); compat.check()
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 found = SpeculativeAlgorithm.from_string("ddtree")
 print(found.is_dflash(), found.need_topk(), found.supports_grammar_overlap(), found.is_speculative())
@@ -48,7 +48,7 @@ def test_names_and_signatures(version: str) -> None:
 @pytest.fixture(autouse=True)
 def installed() -> None:
     plugin.register()
-    compat.install_hooks(algorithm.NAME, algorithm.refuse_request)
+    hooks.install(algorithm.NAME, algorithm.refuse_request)
 
 
 def graphs(algo: Any, *, draft: bool = False) -> Any:

@@ -1,12 +1,12 @@
-"""The only file of DDTREE that names SGLang's internals, 0.5.17 to 0.5.23: DFLASH's worker, its inputs, the registry.
+"""The SGLang names that a step of DDTREE uses, 0.5.17 to 0.5.23: DFLASH's worker and inputs, runners, pools.
 
-``check`` looks every name up before one is used; it runs when the worker is made, where an exception stops the server.
+Only this file and ``hooks`` name SGLang's internals. ``check`` looks the names of both up before one is used; it runs
+when the worker is made, where an exception stops the server.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import wraps
+from collections.abc import Mapping
 from importlib import import_module
 from inspect import signature
 from typing import Any, NamedTuple
@@ -19,11 +19,10 @@ _WORKER = "sglang.srt.speculative.dflash_worker_v2.DFlashWorkerV2"
 _INPUT = "sglang.srt.speculative.dflash_info.DFlashVerifyInput"
 _COMMON = "sglang.srt.speculative.draft_worker_common"
 _UTILS = "sglang.srt.speculative.dflash_utils"
-_INFO = "sglang.srt.speculative.spec_info"
-_REGISTRY = "sglang.srt.speculative.spec_registry"
-_GRAPHS = "sglang.srt.model_executor.runner.decode_cuda_graph_runner.DecodeCudaGraphRunner"
-_BASE_RUNNER = "sglang.srt.model_executor.runner.base_runner"
-_SCHEDULER = "sglang.srt.managers.scheduler"
+INFO = "sglang.srt.speculative.spec_info"
+GRAPHS = "sglang.srt.model_executor.runner.decode_cuda_graph_runner.DecodeCudaGraphRunner"
+BASE_RUNNER = "sglang.srt.model_executor.runner.base_runner"
+SCHEDULER = "sglang.srt.managers.scheduler"
 _BATCH = "sglang.srt.model_executor.forward_batch_info"
 _RESULT = "sglang.srt.managers.utils.GenerationBatchResult"
 
@@ -37,20 +36,9 @@ _PARAMETERS: Mapping[str, str] = {
     f"{_COMMON}.build_block_pos_offsets": "length device",
     f"{_UTILS}.parse_dflash_draft_config": "draft_hf_config",
     f"{_UTILS}.validate_dflash_request": "req enable_overlap",
-    f"{_SCHEDULER}.validate_dflash_request": "req enable_overlap",
-    f"{_GRAPHS}.get_spec_info": "self num_tokens",
+    f"{SCHEDULER}.validate_dflash_request": "req enable_overlap",
+    f"{GRAPHS}.get_spec_info": "self num_tokens",
 }
-_MARK = "treeverify_ddtree"
-_AS_DFLASH = (
-    "is_dflash",
-    "is_dflash_family",
-    "supports_target_verify_for_draft",
-    "supports_prefill_shared_read_done",
-    "has_draft_kv",
-    "carries_draft_hidden_states",
-    "need_topk",
-)
-"""Questions that the scheduler and the runners ask of an algorithm, and that DDTREE answers as DFLASH does."""
 
 
 class Window(NamedTuple):
@@ -72,44 +60,11 @@ def check() -> None:
     """Check names and signatures; raises ``ConfigError``."""
     for path, parameters in _PARAMETERS.items():
         check_parameters(path, parameters)
-    dummy = read(import_module(_BASE_RUNNER), "create_dummy_verify_input")
+    dummy = read(import_module(BASE_RUNNER), "create_dummy_verify_input")
     found = signature(dummy).parameters
     wanted = {"spec_algorithm", "custom_mask", "num_tokens_per_req", "is_draft_worker"}
     if not wanted <= set(found):
-        raise mismatch(f"{_BASE_RUNNER}.create_dummy_verify_input", f"parameters {sorted(wanted)}", list(found))
-
-
-def register(
-    name: str,
-    factory: Callable[[Any], type],
-    fill: Callable[[Any], None],
-    block: Callable[[], int],
-) -> None:
-    """Register the algorithm; ``fill`` checks and completes server arguments, ``block`` is the drafter's block."""
-    registry, builtin = import_module(_REGISTRY), find(f"{_INFO}.SpeculativeAlgorithm")
-    if registry.get_spec(name) is not None:
-        return
-
-    class DDTreeAlgorithm(registry.CustomSpecAlgo):  # type: ignore[misc, name-defined]
-        """Answers as DFLASH, but verifies ``width`` tokens per request where the draft runs ``block``."""
-
-        def handle_server_args(self, server_args: Any) -> None:
-            fill(server_args)
-
-        def create_future_map(self, *arguments: Any, **options: Any) -> Any:
-            return builtin.create_future_map(self, *arguments, **options)
-
-        def get_num_tokens_per_req_for_target_verify(self, num_draft_tokens: int, is_draft_worker: bool) -> int:
-            return block() if is_draft_worker else num_draft_tokens
-
-    for question in _AS_DFLASH:
-        if hasattr(builtin, question):
-            setattr(DDTreeAlgorithm, question, _answer(getattr(builtin.DFLASH, question)()))
-    builtin.register(name, supports_overlap=True, spec_class=DDTreeAlgorithm)(factory)
-
-
-def _answer(value: Any) -> Callable[[Any], Any]:
-    return lambda _: value
+        raise mismatch(f"{BASE_RUNNER}.create_dummy_verify_input", f"parameters {sorted(wanted)}", list(found))
 
 
 def draft_config(arguments: Any) -> Any:
@@ -231,7 +186,7 @@ def run_draft(worker: Any, batch: Any, window: Window, ids: torch.Tensor, positi
         seq_lens_cpu=window.bounds,
         positions=positions.flatten(),
         input_embeds=embed.view(-1, embed.shape[-1]),
-        spec_algorithm=find(f"{_INFO}.SpeculativeAlgorithm").DFLASH,
+        spec_algorithm=find(f"{INFO}.SpeculativeAlgorithm").DFLASH,
         spec_info=worker._draft_block_spec_info,
         capture_hidden_mode=info.CaptureHiddenMode.NULL,
         **options,
@@ -303,69 +258,3 @@ def most_requests() -> int:
 def result(**fields: Any) -> Any:
     """Build what the scheduler takes back from a step."""
     return find(_RESULT)(**fields)
-
-
-def install_hooks(name: str, refuse: Callable[[Any], str | None]) -> None:
-    """Give captured graphs a tree mask, and refuse requests that are not served; once per process."""
-    base, scheduler = import_module(_BASE_RUNNER), import_module(_SCHEDULER)
-    _wrap(find(_GRAPHS), "get_spec_info", lambda stock: _with_mask(stock, name))
-    _wrap(base, "create_dummy_verify_input", lambda stock: _dummy_with_mask(stock, name))
-    _wrap(scheduler, "validate_dflash_request", lambda stock: _with_refusals(stock, refuse))
-
-
-def add_to_report(key: str, report: Callable[[], dict[str, object] | None]) -> None:
-    """Add ``report()`` to the scheduler's state in the info query."""
-
-    def wrapper(stock: Callable[..., Any]) -> Callable[..., Any]:
-        def get_internal_state(scheduler: Any, recv_req: Any) -> Any:
-            answer = stock(scheduler, recv_req)
-            answer.internal_state[key] = report()
-            return answer
-
-        return get_internal_state
-
-    _wrap(find(f"{_SCHEDULER}.Scheduler"), "get_internal_state", wrapper)
-
-
-def _with_mask(stock: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """DFLASH captures its verify without a mask. Ours must have one, or a tree would be verified as a chain."""
-
-    def get_spec_info(graphs: Any, num_tokens: int) -> Any:
-        found, runner = stock(graphs, num_tokens), graphs.model_runner
-        if runner.spec_algorithm.name == name and not runner.is_draft_worker:
-            found.custom_mask = graphs.buffers.custom_mask
-        return found
-
-    return get_spec_info
-
-
-def _dummy_with_mask(stock: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """The same for the forwards that warm a runner up; the draft's tokens per request are not the target's."""
-
-    parameters = signature(stock)
-
-    def create(spec_algorithm: Any, *rest: Any, **options: Any) -> Any:
-        found = stock(spec_algorithm, *rest, **options)
-        if getattr(spec_algorithm, "name", None) == name:
-            given = parameters.bind(spec_algorithm, *rest, **options).arguments  # 0.5.17 has one more in between
-            found.draft_token_num = found.num_tokens_per_req = given["num_tokens_per_req"]
-            found.custom_mask = None if given["is_draft_worker"] else given["custom_mask"]
-        return found
-
-    return create
-
-
-def _with_refusals(stock: Callable[..., Any], refuse: Callable[[Any], str | None]) -> Callable[..., Any]:
-    def validate(req: Any, enable_overlap: bool) -> Any:
-        return refuse(req) or stock(req, enable_overlap)
-
-    return validate
-
-
-def _wrap(owner: Any, name: str, wrapper: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Replace ``owner.name`` once; the replacement keeps the signature, which is looked at again by ``check``."""
-    stock = read(owner, name)
-    if not hasattr(stock, _MARK):
-        wrapped = wraps(stock)(wrapper(stock))
-        setattr(wrapped, _MARK, True)
-        setattr(owner, name, wrapped)

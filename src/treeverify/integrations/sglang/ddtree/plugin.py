@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from treeverify.errors import ConfigError
-from treeverify.integrations.sglang.ddtree import algorithm, compat
+from treeverify.integrations.sglang.ddtree import algorithm, compat, hooks
 from treeverify.integrations.sglang.ddtree.metrics import Metrics
 
 KEY = "ddtree"
@@ -15,7 +15,7 @@ _workers: list[Metrics] = []
 
 def register() -> None:
     """Register the algorithm; touches no device and loads no kernel. Called by ``plugin.activate`` in each process."""
-    compat.register(algorithm.NAME, _factory, _fill, _known_block)
+    hooks.register(algorithm.NAME, _factory, _fill, _known_block)
 
 
 def report() -> dict[str, object] | None:
@@ -27,8 +27,8 @@ def _factory(server_args: Any) -> type:
     from treeverify.integrations.sglang.ddtree.worker import extend
 
     del server_args
-    compat.install_hooks(algorithm.NAME, algorithm.refuse_request)
-    compat.add_to_report(KEY, report)
+    hooks.install(algorithm.NAME, algorithm.refuse_request)
+    hooks.add_to_report(KEY, report)
     return extend(compat.worker_class(), _read_block, _workers.append)
 
 

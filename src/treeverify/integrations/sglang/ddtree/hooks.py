@@ -1,0 +1,124 @@
+"""What DDTREE registers and replaces in SGLang, once per process: algorithm, mask of captured graphs, refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from importlib import import_module
+from inspect import signature
+from typing import Any
+
+from treeverify.integrations.sglang.ddtree.compat import BASE_RUNNER, GRAPHS, INFO, SCHEDULER
+from treeverify.integrations.sglang.names import find, read
+
+_REGISTRY = "sglang.srt.speculative.spec_registry"
+_MARK = "treeverify_ddtree"
+_AS_DFLASH = (
+    "is_dflash",
+    "is_dflash_family",
+    "supports_target_verify_for_draft",
+    "supports_prefill_shared_read_done",
+    "has_draft_kv",
+    "carries_draft_hidden_states",
+    "need_topk",
+)
+"""Questions that the scheduler and the runners ask of an algorithm, and that DDTREE answers as DFLASH does."""
+
+
+def register(
+    name: str,
+    factory: Callable[[Any], type],
+    fill: Callable[[Any], None],
+    block: Callable[[], int],
+) -> None:
+    """Register the algorithm; ``fill`` checks and completes server arguments, ``block`` is the drafter's block."""
+    registry, builtin = import_module(_REGISTRY), find(f"{INFO}.SpeculativeAlgorithm")
+    if registry.get_spec(name) is not None:
+        return
+
+    class DDTreeAlgorithm(registry.CustomSpecAlgo):  # type: ignore[misc, name-defined]
+        """Answers as DFLASH, but verifies ``width`` tokens per request where the draft runs ``block``."""
+
+        def handle_server_args(self, server_args: Any) -> None:
+            fill(server_args)
+
+        def create_future_map(self, *arguments: Any, **options: Any) -> Any:
+            return builtin.create_future_map(self, *arguments, **options)
+
+        def get_num_tokens_per_req_for_target_verify(self, num_draft_tokens: int, is_draft_worker: bool) -> int:
+            return block() if is_draft_worker else num_draft_tokens
+
+    for question in _AS_DFLASH:
+        if hasattr(builtin, question):
+            setattr(DDTreeAlgorithm, question, _answer(getattr(builtin.DFLASH, question)()))
+    builtin.register(name, supports_overlap=True, spec_class=DDTreeAlgorithm)(factory)
+
+
+def _answer(value: Any) -> Callable[[Any], Any]:
+    return lambda _: value
+
+
+def install(name: str, refuse: Callable[[Any], str | None]) -> None:
+    """Give captured graphs a tree mask, and refuse requests that are not served; once per process."""
+    base, scheduler = import_module(BASE_RUNNER), import_module(SCHEDULER)
+    _wrap(find(GRAPHS), "get_spec_info", lambda stock: _with_mask(stock, name))
+    _wrap(base, "create_dummy_verify_input", lambda stock: _dummy_with_mask(stock, name))
+    _wrap(scheduler, "validate_dflash_request", lambda stock: _with_refusals(stock, refuse))
+
+
+def add_to_report(key: str, report: Callable[[], dict[str, object] | None]) -> None:
+    """Add ``report()`` to the scheduler's state in the info query."""
+
+    def wrapper(stock: Callable[..., Any]) -> Callable[..., Any]:
+        def get_internal_state(scheduler: Any, recv_req: Any) -> Any:
+            answer = stock(scheduler, recv_req)
+            answer.internal_state[key] = report()
+            return answer
+
+        return get_internal_state
+
+    _wrap(find(f"{SCHEDULER}.Scheduler"), "get_internal_state", wrapper)
+
+
+def _with_mask(stock: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """DFLASH captures its verify without a mask. Ours must have one, or a tree would be verified as a chain."""
+
+    def get_spec_info(graphs: Any, num_tokens: int) -> Any:
+        found, runner = stock(graphs, num_tokens), graphs.model_runner
+        if runner.spec_algorithm.name == name and not runner.is_draft_worker:
+            found.custom_mask = graphs.buffers.custom_mask
+        return found
+
+    return get_spec_info
+
+
+def _dummy_with_mask(stock: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """The same for the forwards that warm a runner up; the draft's tokens per request are not the target's."""
+
+    parameters = signature(stock)
+
+    def create(spec_algorithm: Any, *rest: Any, **options: Any) -> Any:
+        found = stock(spec_algorithm, *rest, **options)
+        if getattr(spec_algorithm, "name", None) == name:
+            given = parameters.bind(spec_algorithm, *rest, **options).arguments  # 0.5.17 has one more in between
+            found.draft_token_num = found.num_tokens_per_req = given["num_tokens_per_req"]
+            found.custom_mask = None if given["is_draft_worker"] else given["custom_mask"]
+        return found
+
+    return create
+
+
+def _with_refusals(stock: Callable[..., Any], refuse: Callable[[Any], str | None]) -> Callable[..., Any]:
+    def validate(req: Any, enable_overlap: bool) -> Any:
+        return refuse(req) or stock(req, enable_overlap)
+
+    return validate
+
+
+def _wrap(owner: Any, name: str, wrapper: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Replace ``owner.name`` once; the replacement keeps the signature, which is looked at again by ``check``."""
+    stock = read(owner, name)
+    if not hasattr(stock, _MARK):
+        wrapped = wraps(stock)(wrapper(stock))
+        setattr(wrapped, _MARK, True)
+        setattr(owner, name, wrapped)
