@@ -14,9 +14,11 @@ import pytest
 import torch
 
 from treeverify import env
+from treeverify.engine.engine import Engine
 from treeverify.engine.verify import VerifyBatch, ours
 from treeverify.env import VerifyMode
 from treeverify.errors import ConfigError
+from treeverify.integrations.sglang.plugin import create
 from treeverify.ops.tree_attention.difference import ROW_EDGES
 from treeverify.serve.faults import plant
 from treeverify.serve.server import Setup, application
@@ -75,8 +77,9 @@ def test_a_fault_breaks_its_layer_only_and_knows_the_next_step():
 
 def test_faults_are_refused_outside_serve_and_unknown_ones_inside(monkeypatch):
     monkeypatch.setenv("TREEVERIFY_FAULT", "scaled")
-    with pytest.raises(ConfigError, match="only treeverify serve plants"):
-        env.refuse_fault("a test")
+    for elsewhere in (lambda: env.refuse_fault("a test"), lambda: Engine(None), lambda: create(None)):
+        with pytest.raises(ConfigError, match="only treeverify serve plants"):
+            elsewhere()
     monkeypatch.setenv("TREEVERIFY_FAULT", "nothing")
     with pytest.raises(ConfigError, match=r"TREEVERIFY_FAULT: expected one of wrong-mask.*'nothing'"):
         application(Setup())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from treeverify.env import refuse_fault
 from treeverify.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -39,6 +40,7 @@ def create(runner: Any) -> Any:
     """
     if _failure is not None:
         raise _failure
+    refuse_fault("an SGLang server")
     from treeverify.integrations.sglang import compat, hooks, modes, probe
 
     switch = modes.current()
