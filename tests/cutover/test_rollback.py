@@ -7,6 +7,7 @@ import json
 import pytest
 
 from treeverify.control.schema import PluginState
+from treeverify.cutover import files
 from treeverify.cutover.acts import Hands
 from treeverify.cutover.exits import Exit
 from treeverify.cutover.machine import Judges
@@ -211,6 +212,36 @@ def test_a_journal_that_cannot_be_written_any_more(tool, plan, service, monkeypa
     assert service.mode == "validate"
     monkeypatch.undo()
     assert tool.status()["explained"]
+
+
+def test_files_are_taken_away_in_the_reverse_order_also_by_another_process(tool, plan, tmp_path, monkeypatch):
+    """A kill between two files must not leave a drop-in that names a file which is not there."""
+
+    class TwoFiles(CommandRunner):
+        def contents(self, variables):
+            first = super().contents(variables)
+            return {**first, tmp_path / "another.conf": files.MARK}
+
+    object.__setattr__(tool, "runner", TwoFiles("true", tmp_path / "owned.env", timeout=5))
+    real, order = files.put, []
+
+    def put(path, content):
+        order.append((path.name, content is not None))
+        real(path, content)
+
+    monkeypatch.setattr(files, "put", put)
+    tool.run(plan)
+    tool.rollback()
+    assert order == [("owned.env", True), ("another.conf", True), ("another.conf", False), ("owned.env", False)]
+
+
+def test_a_rollback_with_other_files_than_the_run_is_refused(tool, plan, service, tmp_path):
+    tool.run(plan)
+    object.__setattr__(tool, "runner", CommandRunner("true", tmp_path / "other.env", timeout=5))
+    with pytest.raises(CutoverError, match=r"owns .*owned\.env, not .*other\.env") as caught:
+        tool.rollback()
+    assert caught.value.exit_code == Exit.OTHER_JOURNAL
+    assert service.mode == "on"
 
 
 def test_a_report_that_cannot_be_written_does_not_hide_how_the_run_ended(tool, plan, service, monkeypatch):

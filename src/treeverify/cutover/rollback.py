@@ -45,7 +45,8 @@ def _restore(hands: Hands, acts: Acts) -> None:
     anew = acts.run.restarted or hands.runner.status().active in ("failed", "inactive")
     if not anew:
         anew = not _switched_live(hands, acts)
-    contents = {Path(path): content for path, content in reversed(before.files.items())}
+    # last written, first removed: a drop-in never names a file that is not there
+    contents = {path: before.files[str(path)] for path in reversed(hands.runner.contents({}))}
     if any(files.read(path) != content for path, content in contents.items()):
         acts.write(contents, before.next_mode)
     if anew:

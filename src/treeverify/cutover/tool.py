@@ -136,6 +136,10 @@ class Tool:
     def _same_server(self, run: Run) -> None:
         if run.plan.url != self.url:
             raise CutoverError(Exit.OTHER_JOURNAL, f"the run {run.name} is of {run.plan.url}, not of {self.url}")
+        owned = {str(path) for path in self.runner.contents({})}
+        if owned != set(run.before.files):
+            known = ", ".join(run.before.files)
+            raise CutoverError(Exit.OTHER_JOURNAL, f"the run {run.name} owns {known}, not {', '.join(sorted(owned))}")
 
     def _go_on(self, hands: Hands, run: Run, plan: CutoverPlan) -> None:
         """Resume a run that was cut off, if that is what was asked for and the server is where the run left it."""
