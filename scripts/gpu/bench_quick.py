@@ -1,4 +1,4 @@
-"""Check and time the portable attention kernel's depths, row tiles and cuts on a GPU, without binding, packages or build system.
+"""Check and time the portable attention kernel's depths, row tiles and cuts on a GPU, without binding or build system.
 
 The shim is compiled where nvcc is (no GPU needed) and carried along, or built on the spot:
 
