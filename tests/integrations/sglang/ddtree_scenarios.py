@@ -109,6 +109,13 @@ def sampled(folder: Path) -> dict[str, Any]:
     return found
 
 
+def oldest(folder: Path) -> dict[str, Any]:
+    """The same texts on SGLang 0.5.17, with our backend."""
+    from treeverify.integrations.sglang.names import version
+
+    return {"version": version(), "together": texts(tree(folder, attention_backend="treeverify"), PROMPTS)}
+
+
 def broken(folder: Path) -> dict[str, Any]:
     """Texts when the mask is dropped, and when the accepted rows are not moved: they must differ from plain's."""
     from treeverify.integrations.sglang.ddtree import compat, worker
@@ -127,7 +134,9 @@ def broken(folder: Path) -> dict[str, Any]:
     return found
 
 
-SCENARIOS: dict[str, Callable[[Path], dict[str, Any]]] = {run.__name__: run for run in (plain, served, sampled, broken)}
+SCENARIOS: dict[str, Callable[[Path], dict[str, Any]]] = {
+    run.__name__: run for run in (plain, served, sampled, oldest, broken)
+}
 
 if __name__ == "__main__":
     assert BLOCK < WIDTH

@@ -1,7 +1,6 @@
-"""A real scheduler of SGLang 0.5.23 in this process, on a CPU, fed and read without sockets. Needs TRITON_INTERPRET=1.
+"""A real scheduler of SGLang 0.5.17 or 0.5.23 in this process, on a CPU, without sockets. Needs TRITON_INTERPRET=1.
 
-Run as a script it plays a list of steps from standard input and prints what happened as JSON: one scheduler per
-process, since SGLang keeps its groups and its arguments in globals.
+One scheduler per process, since SGLang keeps its groups and its arguments in globals.
 """
 
 from __future__ import annotations
@@ -36,15 +35,31 @@ def stand_in_for_vllm() -> None:
     sys.modules |= {"vllm": package, "vllm._custom_ops": module}
 
 
+def start(server_args: Any) -> Any:
+    """Build the scheduler as SGLang's own process for it does."""
+    from sglang.srt import runtime_context
+    from sglang.srt.managers.scheduler import Scheduler, configure_scheduler_process
+    from sglang.srt.server_args import PortArgs
+
+    if not hasattr(runtime_context, "SpawnRanks"):  # 0.5.17: ranks are arguments
+        configure_scheduler_process(server_args, 0, 0, 0, 0, 0, 0, None)
+        runtime_context.publish(server_args, role="scheduler")
+        return Scheduler(server_args, PortArgs.init_new(server_args), 0, 0, 0, 0, 0, 0, None)
+    server_args.resolve_once()
+    server_args.check_server_args()
+    ranks = runtime_context.SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0)
+    runtime_context.publish(server_args, role="scheduler", ranks=ranks)
+    configure_scheduler_process(server_args, 0)
+    return Scheduler(server_args, PortArgs.init_new(server_args))
+
+
 class Server:
     """The scheduler, and its requests by number."""
 
     def __init__(self, target: Path, **changes: Any) -> None:
         stand_in_for_vllm()
-        from sglang.srt.managers.scheduler import Scheduler, configure_scheduler_process
         from sglang.srt.plugins import load_plugins
-        from sglang.srt.runtime_context import SpawnRanks, publish
-        from sglang.srt.server_args import PortArgs, ServerArgs
+        from sglang.srt.server_args import ServerArgs
 
         load_plugins()
         arguments: dict[str, Any] = {
@@ -66,11 +81,7 @@ class Server:
             "log_level": "warning",
         }
         server_args = ServerArgs(**(arguments | changes))
-        server_args.resolve_once()
-        server_args.check_server_args()
-        publish(server_args, role="scheduler", ranks=SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0))
-        configure_scheduler_process(server_args, 0)
-        self.scheduler = Scheduler(server_args, PortArgs.init_new(server_args))
+        self.scheduler = start(server_args)
         self.scheduler.ipc_channels.send_to_detokenizer.send_output = lambda *_: None
         self.scheduler.ipc_channels.send_to_tokenizer.send_output = lambda *_: None
         self.requests: list[Any] = []

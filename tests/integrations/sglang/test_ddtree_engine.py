@@ -24,8 +24,10 @@ NEW, WIDTH = ddtree_scenarios.NEW, ddtree_scenarios.WIDTH
 
 
 def play(name: str, folder: Path) -> dict[str, Any]:
-    mode = "on" if name == "sampled" else "off"
+    mode = "on" if name in ("sampled", "oldest") else "off"
     environment = os.environ | {"KDTREE_VERIFY": mode, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    if name == "oldest":
+        environment["PYTHONPATH"] = str(Path(sys.prefix) / "sglang-0.5.17")
     command = [sys.executable, ddtree_scenarios.__file__, name, str(folder)]
     run = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=1400)
     lines = [line for line in run.stdout.splitlines() if line.startswith("OUTCOME ")]
@@ -68,6 +70,12 @@ def test_greedy_texts_are_those_of_plain_decoding(plain: dict[str, Any], served:
     assert served["together"] == plain["texts"]
     assert served["alone"] == plain["texts"][:2]
     assert all(0 <= token < ddtree_pair.VOCAB for text in served["together"] for token in text)
+
+
+def test_the_oldest_version_gives_the_same_texts(
+    plain: dict[str, Any], outcomes: dict[str, Future[dict[str, Any]]]
+) -> None:
+    assert outcomes["oldest"].result() == {"version": "0.5.17", "together": plain["texts"]}
 
 
 def test_trees_were_accepted(served: dict[str, Any]) -> None:
