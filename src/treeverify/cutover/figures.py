@@ -75,7 +75,9 @@ def acceptance(samples: Mapping[str, Sample]) -> str:
         lengths = np.arange(1, len(counts) + 1)
         mean = float((counts * lengths).sum() / counts.sum())
         place = lengths + (index - (len(known) - 1) / 2) * width
-        axes.bar(place, counts / counts.sum(), width, color=_colour(name, index), label=f"{name}: {mean:.3f} over all steps")
+        axes.bar(
+            place, counts / counts.sum(), width, color=_colour(name, index), label=f"{name}: {mean:.3f} over all steps"
+        )
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("acceptance length (tokens of one verify step, root counted)")
     axes.set_ylabel("share of steps")

@@ -44,7 +44,9 @@ def judge(
     if baseline.plan != candidate.plan:
         raise ConfigError("gates: expected two samples of one plan, got two plans")
     if baseline.plan.top_logprobs <= limits.top_k:
-        raise ConfigError(f"plan: top_logprobs: expected more than top_k {limits.top_k}, got {baseline.plan.top_logprobs}")
+        raise ConfigError(
+            f"plan: top_logprobs: expected more than top_k {limits.top_k}, got {baseline.plan.top_logprobs}"
+        )
     verdicts.append(generation(stage, baseline, candidate, limits))
     if stage == "on":
         verdicts += statistical(stage, baseline, candidate, limits)
