@@ -1,7 +1,7 @@
 """Names and numbers on the wire between a server and its client: stated once, for both sides.
 
-SGLang's ``POST /set_internal_state`` takes numbers only (``server_args: dict[str, int | float]`` in 0.5.17 to 0.5.23), so
-a mode travels as a number. The answer is one boolean per data-parallel group.
+SGLang's ``POST /set_internal_state`` takes numbers only (``server_args: dict[str, int | float]`` in 0.5.17 to 0.5.23),
+so a mode travels as a number. The answer is one boolean per data-parallel group.
 """
 
 from __future__ import annotations
