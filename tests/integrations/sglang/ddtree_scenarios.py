@@ -116,6 +116,18 @@ def oldest(folder: Path) -> dict[str, Any]:
     return {"version": version(), "together": texts(tree(folder, attention_backend="treeverify"), PROMPTS)}
 
 
+def ahead(folder: Path) -> dict[str, Any]:
+    """Overlap scheduling, with a sampling request among greedy ones."""
+    server = tree(folder, attention_backend="treeverify", disable_overlap_schedule=False)
+    assert server.scheduler.enable_overlap
+    slots = server.free_slots()
+    requests = [server.submit(ids, NEW) for ids in PROMPTS]
+    requests.append(server.submit(PROMPTS[1], NEW, temperature=1.0, sampling_seed=5))
+    server.run_ahead()
+    found = [list(request.output_ids)[: request.finished_len] for request in requests]
+    return {"together": found[:3], "drawn": len(found[3]), "slots": [slots, server.free_slots()]}
+
+
 def broken(folder: Path) -> dict[str, Any]:
     """Texts when the mask is dropped, and when the accepted rows are not moved: they must differ from plain's."""
     from treeverify.integrations.sglang.ddtree import compat, worker
@@ -135,7 +147,7 @@ def broken(folder: Path) -> dict[str, Any]:
 
 
 SCENARIOS: dict[str, Callable[[Path], dict[str, Any]]] = {
-    run.__name__: run for run in (plain, served, sampled, oldest, broken)
+    run.__name__: run for run in (plain, served, sampled, oldest, ahead, broken)
 }
 
 if __name__ == "__main__":

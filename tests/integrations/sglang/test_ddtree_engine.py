@@ -24,7 +24,7 @@ NEW, WIDTH = ddtree_scenarios.NEW, ddtree_scenarios.WIDTH
 
 
 def play(name: str, folder: Path) -> dict[str, Any]:
-    mode = "on" if name in ("sampled", "oldest") else "off"
+    mode = "on" if name in ("sampled", "oldest", "ahead") else "off"
     environment = os.environ | {"KDTREE_VERIFY": mode, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     if name == "oldest":
         environment["PYTHONPATH"] = str(Path(sys.prefix) / "sglang-0.5.17")
@@ -76,6 +76,13 @@ def test_the_oldest_version_gives_the_same_texts(
     plain: dict[str, Any], outcomes: dict[str, Future[dict[str, Any]]]
 ) -> None:
     assert outcomes["oldest"].result() == {"version": "0.5.17", "together": plain["texts"]}
+
+
+def test_overlap_scheduling(plain: dict[str, Any], outcomes: dict[str, Future[dict[str, Any]]]) -> None:
+    ahead = outcomes["ahead"].result()
+    assert ahead["together"] == plain["texts"]
+    assert ahead["drawn"] == NEW
+    assert ahead["slots"][0] == ahead["slots"][1]
 
 
 def test_trees_were_accepted(served: dict[str, Any]) -> None:
