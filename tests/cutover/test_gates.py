@@ -147,13 +147,15 @@ def test_no_compared_shape_closes_shapes():
     assert closed(judged(after=after)) == {"shapes"}
 
 
-def parted(place: int, gap: float, listed: bool = True):
-    """The sample, its first text parting at ``place`` where the other token was ``gap`` behind."""
+def parted(place: int, gap: float, listed: bool = True, ahead: float = 0.0):
+    """The sample, its first text parting at ``place`` where the other token was ``gap`` behind, then ``ahead``."""
     first = BASE.generations[0]
     mine = first.positions[place]
     other = mine.top[1][0] if listed else 10_000
     base_position = mine.model_copy(update={"top": [mine.top[0], (mine.top[1][0], mine.logprob - gap), *mine.top[2:]]})
-    its = base_position.model_copy(update={"token": other, "top": [(other, mine.logprob), mine.top[0]]})
+    its = base_position.model_copy(
+        update={"token": other, "top": [(other, mine.logprob), (mine.token, mine.logprob - ahead)]}
+    )
 
     def put(found):
         rows = [*first.positions]
@@ -172,6 +174,13 @@ def test_texts_may_part_at_a_near_tie_only(gap, open_):
     assert verdict.passed is open_
     assert (verdict.figures["first_difference"], verdict.figures["near_ties"]) == (3, int(open_))
     assert verdict.figures["largest_gap"] == pytest.approx(gap)
+
+
+def test_the_gap_of_both_modes_counts():
+    baseline, candidate = parted(3, 0.2, ahead=0.2)
+    verdict = judged(baseline=baseline, candidate=candidate)["generation"]
+    assert not verdict.passed
+    assert verdict.figures["largest_gap"] == pytest.approx(0.4)
 
 
 def test_a_token_that_the_baseline_does_not_list_is_a_fault():

@@ -14,7 +14,7 @@ from treeverify.cutover.sample_gates import statistical
 from treeverify.cutover.samples import Plan, Sample
 
 RECORD = Path(__file__).resolve().parents[2] / "benchmarks/results/cutover-power.jsonl"
-PLAN = Plan.builtin(16, new_tokens=6, probes=3, speed_passes=0)
+PLAN = Plan.builtin(12, new_tokens=6, probes=2, speed_passes=0)
 DRAWN = 24
 
 
