@@ -51,15 +51,19 @@ ENVIRONMENT = {
 
 
 def flags(mode: str) -> tuple[list[str], str]:
-    """Flags of a server and its KDTREE_VERIFY: plain, dflash[-on], ddtreeN[-triton][-sync], N nodes with the root."""
+    """Flags of a server and its KDTREE_VERIFY: plain, dflash[-on], ddtreeN[-triton][-sync], N nodes with the root.
+
+    A last ``-tp2`` spreads any of them over two GPUs.
+    """
     name, *options = mode.split("-")
+    ranks = ["--tp-size", "2"] if "tp2" in options else []
     if name == "plain":
-        return ["--attention-backend", "triton"], "off"
+        return ["--attention-backend", "triton", *ranks], "off"
     ours = "on" in options if name == "dflash" else "triton" not in options
     text = f"--attention-backend {'treeverify' if ours else 'triton'} {DRAFT} --speculative-algorithm "
     text += "DFLASH" if name == "dflash" else f"DDTREE --speculative-num-draft-tokens {name.removeprefix('ddtree')}"
     text += " --disable-overlap-schedule" if "sync" in options else ""
-    return shlex.split(text), "on" if ours else "off"
+    return [*shlex.split(text), *ranks], "on" if ours else "off"
 
 
 class Server:
