@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
+from importlib.util import find_spec
 from inspect import signature
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ GRAPHS = "sglang.srt.model_executor.runner.decode_cuda_graph_runner.DecodeCudaGr
 BASE_RUNNER = "sglang.srt.model_executor.runner.base_runner"
 SCHEDULER = "sglang.srt.managers.scheduler"
 _BATCH = "sglang.srt.model_executor.forward_batch_info"
+_PLAN = "sglang.srt.mem_cache.kv_loc_plan"
 _RESULT = "sglang.srt.managers.utils.GenerationBatchResult"
 
 _PARAMETERS: Mapping[str, str] = {
@@ -60,6 +62,11 @@ def check() -> None:
     """Check names and signatures; raises ``ConfigError``."""
     for path, parameters in _PARAMETERS.items():
         check_parameters(path, parameters)
+    if find_spec(_PLAN) is not None:  # 0.5.23: slots of a step are planned once, for all who write them
+        check_parameters(f"{_PLAN}.KVLocPlan.bind", "self batch reader")
+        check_parameters(_INPUT, "draft_token positions draft_token_num")
+        if "kv_loc_plan" not in signature(find(_INPUT)).parameters:
+            raise mismatch(_INPUT, "a field kv_loc_plan", list(signature(find(_INPUT)).parameters))
     dummy = read(import_module(BASE_RUNNER), "create_dummy_verify_input")
     found = signature(dummy).parameters
     wanted = {"spec_algorithm", "custom_mask", "num_tokens_per_req", "is_draft_worker"}
@@ -97,9 +104,10 @@ def use_block(worker: Any, block: int) -> None:
     worker._draft_block_spec_info = common.make_draft_block_spec_info(draft_token_num=block, device=worker.device)
     if hasattr(worker.draft_model, "set_block_size"):  # 0.5.23
         worker.draft_model.set_block_size(block)
-        if worker._target_logits_processor is not None:  # it gathers the logits of a rank's shard only on demand
-            worker._target_logits_processor.defer_verify_gather = False
-            worker._target_logits_processor = None
+    deferring = getattr(worker, "_target_logits_processor", None)
+    if deferring is not None:  # 0.5.23: it gathers the logits of the ranks on demand
+        deferring.defer_verify_gather = False
+        worker._target_logits_processor = None
 
 
 def unserved(worker: Any) -> list[str]:
