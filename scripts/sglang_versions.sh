@@ -15,6 +15,8 @@ for version in "$@"; do
 from treeverify.integrations.sglang import compat, names
 assert names.version() == '$version', names.version()
 compat.check()
+from treeverify.integrations.sglang.ddtree import compat as ddtree
+ddtree.check()
 print('$version: every name and signature is as expected')" 2>"$stage/error" || { tail -1 "$stage/error"; code=1; }
 done
 exit $code
