@@ -27,6 +27,8 @@ from live_server import NGRAM, Server
 TP = 8
 HEADS, EXPERTS, VOCABULARY = 64, 384, 163840
 NODES = 16
+SPARE = 2048
+"""Tokens of the context beyond the longest prefix."""
 
 
 def geometry(layers: int, context: int) -> dict[str, Any]:
@@ -115,7 +117,7 @@ def window(server: Server, ids: list[int], tokens: int) -> dict[str, float]:
 def profile(server: Server, ids: list[int], folder: Path, layers: int, known: dict[str, float]) -> dict[str, Any]:
     """Profile six verify steps of a running request, of which a window is ``known``."""
     step = known["step_ms"]
-    tokens = round(known["accept"] * max(14, 1500 / step))
+    tokens = min(SPARE - 16, round(known["accept"] * max(14, 1500 / step)))
     thread = threading.Thread(target=server.generate, args=([ids], tokens))
     thread.start()
     time.sleep(0.3 + 2e-3 * step)
@@ -142,7 +144,7 @@ def main() -> int:
     parser.add_argument("--startup", type=float, default=200)
     options = parser.parse_args()
     prefixes = [int(text) for text in options.prefixes.split(",")]
-    context = max(prefixes) + 1024
+    context = max(prefixes) + SPARE
     folder = Path(tempfile.mkdtemp())
     (folder / "config.json").write_text(json.dumps(geometry(options.layers, context)))
     record: dict[str, Any] = {"layers": options.layers, "nodes": NODES, "points": [], "failures": []}
@@ -183,7 +185,7 @@ def point(server: Server, prefix: int, folder: Path, options: argparse.Namespace
         pair = {}
         for mode in ("off", "on"):
             server.switch(mode)
-            pair[mode] = window(server, ids, 32)
+            pair[mode] = window(server, ids, 160)
         found["windows"].append(pair)
     for mode in ("off", "on"):
         server.switch(mode)

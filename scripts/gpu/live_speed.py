@@ -94,7 +94,7 @@ def _server(
 
 def _length(prompts: list[list[int]]) -> int:
     """Tokens of one window: long enough to time its steps, shorter where a step of off takes long."""
-    return 384 if len(prompts[0]) > 16384 else 768
+    return 192 if len(prompts[0]) > 16384 else 256
 
 
 def _prompts(prefix: int, batch: int) -> list[list[int]]:
@@ -105,7 +105,7 @@ def _prompts(prefix: int, batch: int) -> list[list[int]]:
 def _point(server: Server, folder: Path, prefix: int, batch: int) -> dict[str, Any]:
     prompts = _prompts(prefix, batch)
     sides = {mode: (server, mode) for mode in ("off", "on")}
-    windows = _windows(prompts, WINDOWS if prefix > 1000 else 2 * WINDOWS, sides)
+    windows = _windows(prompts, WINDOWS, sides)
     kernels = {}
     for mode in sides:
         server.switch(mode)
@@ -200,7 +200,7 @@ def _profile(server: Server, folder: Path, prompts: list[list[int]]) -> dict[str
     """Milliseconds per step of each GPU kernel, over steps in the middle of a text."""
     folder.mkdir()
     with ThreadPoolExecutor(1) as pool:
-        text = pool.submit(server.generate, prompts, 1024 if len(prompts[0]) > 16384 else 4096)
+        text = pool.submit(server.generate, prompts, 1024 if len(prompts[0]) > 16384 else 3072)
         time.sleep(0.15)  # the prefill, of a prefix that is cached
         server.ask("/start_profile", {"output_dir": str(folder), "activities": ["GPU"], "num_steps": 8})
         text.result()

@@ -74,7 +74,8 @@ def algorithms(folder: Path, models: Path, kinds: list[str], startup: float) -> 
         failures = start(list(servers.values()), startup)
         if not failures:
             for (kind, name), server in servers.items():
-                found.setdefault(kind, {})[name] = _modes(server, short, long, failures)
+                judge = servers[kind, "standalone"]  # DFLASH refuses log probabilities
+                found.setdefault(kind, {})[name] = _modes(server, short, long, failures, judge)
                 backends = found[kind][name]["summary"]
                 if name == "standalone" and len(backends) != 2:
                     failures.append(f"{server.name}: {len(backends)} backends, expected the target's and the draft's")
@@ -166,8 +167,13 @@ def forced(folder: Path, models: Path, kinds: list[str], startup: float) -> tupl
     return found, failures
 
 
-def _modes(server: Server, short: list[list[int]], long: list[int], failures: list[str]) -> dict[str, Any]:
-    """Tokens of each mode in one server, alone and in a batch, against those of off; then its counters."""
+def _modes(
+    server: Server, short: list[list[int]], long: list[int], failures: list[str], judge: Server | None = None
+) -> dict[str, Any]:
+    """Tokens of each mode in one server, alone and in a batch, against those of off; then its counters.
+
+    ``judge`` runs the same target and gives the gaps where ``server`` refuses log probabilities.
+    """
     tokens: dict[str, dict[str, list[list[int]]]] = {}
     found: dict[str, Any] = {"divergences": {}, "accept": {}}
     server.generate(short, 8)  # compiles Triton's kernels
@@ -179,10 +185,11 @@ def _modes(server: Server, short: list[list[int]], long: list[int], failures: li
         found["accept"][mode] = [one["meta_info"].get("spec_accept_length") for one in alone]
     found["state"] = server.state()
     found["summary"] = summary(found["state"])
-    server.switch("off")
+    judge = judge or server
+    judge.switch("off")
     for mode in ("validate", "on"):
         for how, prompts in (("single", [*short, long]), ("batch", short)):
-            first = divergences(server, prompts, tokens["off"][how], tokens[mode][how])
+            first = divergences(judge, prompts, tokens["off"][how], tokens[mode][how])
             found["divergences"][f"{mode}_{how}"] = {"prompts": len(prompts), "first": first}
             if wide(first):
                 failures.append(f"{server.name} {mode} {how}: {len(wide(first))} divergences that are no near-ties")
