@@ -79,6 +79,31 @@ def test_the_kernels_refuse_what_only_torch_supports(change, message):
         case.run(check, limits=CUDA_LIMITS)
 
 
+@pytest.mark.parametrize(
+    ("batch", "nodes", "heads", "message"),
+    [
+        (2048, 16, 128, None),  # 4,194,304 rows
+        (2049, 16, 128, r"q: batch \* nodes \* heads: expected <= 4194304, got 4196352"),
+        (126, 260, 128, None),
+        (127, 260, 128, r"q: batch \* nodes \* heads: expected <= 4194304, got 4226560"),
+        (64_527, 1, 1, None),
+        (64_528, 1, 1, "q: batch: expected <= 64527, got 64528"),
+    ],
+)
+def test_the_kernels_refuse_more_rows_than_they_can_count(batch, nodes, heads, message):
+    """On a device without memory, so that nothing of this size is held."""
+    tokens = batch * nodes
+    q, draft = (torch.empty(tokens, *shape, dtype=torch.bfloat16, device="meta") for shape in ((heads, 576), (576,)))
+    indptr, indices = (torch.empty(size, dtype=torch.int64, device="meta") for size in (batch + 1, 1))
+    arguments = (q, draft, draft[:1], indptr, indices)
+    assert check(*arguments, nodes=nodes, scale=0.1).tokens == tokens  # torch has no such limit
+    if message is None:
+        check(*arguments, limits=CUDA_LIMITS, nodes=nodes, scale=0.1)
+    else:
+        with pytest.raises(ContractError, match=message):
+            check(*arguments, limits=CUDA_LIMITS, nodes=nodes, scale=0.1)
+
+
 def test_the_kernels_refuse_unaligned_addresses():
     case = build_case(prefixes=(3,), nodes=5, heads=1, dtype=torch.bfloat16)
     q, draft, pool, *rest = case.tensors

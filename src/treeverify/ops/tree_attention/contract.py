@@ -97,13 +97,25 @@ class Limits:
     name: str
     max_heads: int | None = None
     max_nodes: int | None = None
+    max_batch: int | None = None
+    max_rows: int | None = None
+    """batch * nodes * heads: the kernel counts key tiles of all row tiles in 31 bits."""
     dtypes: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float32)
     alignment: int = 1
     """Bytes: base addresses and row strides of q, draft_kv, kv_pool and out are multiples of it."""
 
 
 TORCH_LIMITS = Limits("torch")
-CUDA_LIMITS = Limits("cuda", max_heads=128, max_nodes=260, dtypes=(torch.bfloat16,), alignment=16)
+CUDA_LIMITS = Limits(
+    "cuda",
+    max_heads=128,
+    max_nodes=260,
+    max_batch=(2**31 - 1) // (260 * 128),
+    max_rows=1 << 22,
+    dtypes=(torch.bfloat16,),
+    alignment=16,
+)
+"""As ``csrc/ops/tree_attention``: params.h and the binding, which checks them again."""
 
 
 @dataclass(frozen=True)
@@ -187,6 +199,12 @@ def _check_query(q: torch.Tensor, nodes: int, limits: Limits) -> Problem:
         raise ContractError.of(OPERATOR, "q: dimension 0 (batch*nodes)", f"a multiple of nodes = {nodes}", tokens)
     if heads < 1 or (limits.max_heads is not None and heads > limits.max_heads):
         raise ContractError.of(OPERATOR, "q: dimension 1 (heads)", f"1..{limits.max_heads or 'any'}", heads)
+    for name, size, most in (
+        ("batch", tokens // nodes, limits.max_batch),
+        ("batch * nodes * heads", tokens * heads, limits.max_rows),
+    ):
+        if most is not None and size > most:
+            raise ContractError.of(OPERATOR, f"q: {name}", f"<= {most}", size)
     expect_strides("q", q, ROW, limits.alignment)
     return Problem(tokens // nodes, nodes, heads, 0, q.dtype, q.device)
 
