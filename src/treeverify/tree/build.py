@@ -94,6 +94,22 @@ def top_candidates(logits: NDArray[np.float32], k: int) -> Candidates:
     return Candidates(log_probs, token_ids)
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class ScoredTree:
+    """A best-first tree with the score of each node: float32 [width], 0 for the root, never rising, read-only.
+
+    The first ``n`` nodes are the tree of the smaller budget ``n - 1``.
+    """
+
+    tree: Tree
+    scores: NDArray[np.float32]
+
+    def cut(self, width: int) -> Tree:
+        """The tree of the first ``width`` nodes, or the whole one if it has no more; ContractError below 1."""
+        width = require_int("cut", "width", width, minimum=1)
+        return self.tree if width >= self.tree.width else Tree(self.tree.tokens[:width], self.tree.parents[:width])
+
+
 def build_tree(root_token: int, candidates: Candidates, budget: int) -> Tree:
     """Build the DDTree of at most ``budget`` nodes without the root (width <= budget + 1).
 
@@ -103,6 +119,11 @@ def build_tree(root_token: int, candidates: Candidates, budget: int) -> Tree:
 
     Raises ContractError for a negative budget or root token. Source: arXiv 2604.12989; score rule: module docstring.
     """
+    return build_scored(root_token, candidates, budget).tree
+
+
+def build_scored(root_token: int, candidates: Candidates, budget: int) -> ScoredTree:
+    """As ``build_tree``, with the nodes' scores: a score is the natural logarithm of its path's drafted probability."""
     budget = require_int("build_tree", "budget", budget)
     tokens = [require_int("build_tree", "root_token", root_token)]
     parents = [-1]
@@ -132,7 +153,8 @@ def build_tree(root_token: int, candidates: Candidates, budget: int) -> Tree:
             fl32[0] = log_probs[level + 1][0] - negated
             if (score := fl32[0]) > -inf:
                 heappush(heap, (-score, order + digit[level + 1], level + 1, 0, node))
-    return Tree(np.array(tokens, dtype=np.int64), np.array(parents, dtype=np.int32))
+    tree = Tree(np.array(tokens, dtype=np.int64), np.array(parents, dtype=np.int32))
+    return ScoredTree(tree, frozen(np.array(scores, dtype=np.float32)))
 
 
 def chain_tree(root_token: int, tokens: Iterable[int]) -> Tree:
