@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from fakes import make_switch
 
+from treeverify.control import client
 from treeverify.control.wire import MODE_KEY, STATE_KEY
 from treeverify.env import VerifyMode
-from treeverify.errors import ConfigError
+from treeverify.errors import ConfigError, ServerError
 from treeverify.integrations.sglang import compat, hooks, modes
 
 OFF, VALIDATE, ON = VerifyMode
@@ -86,6 +87,35 @@ def test_the_info_carries_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     ask = hooks._with_report(lambda *_: SimpleNamespace(internal_state={"tp_size": 2}), providers)
     assert ask(None, None).internal_state == {"tp_size": 2, STATE_KEY: {"ranks": ["rank 0", "rank 1"]}}
+
+
+def test_a_rank_that_cannot_say_its_state_holds_up_no_other_and_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def rank(number: int) -> str:
+        if number == 1:
+            raise RuntimeError("no space left")
+        return f"rank {number}"
+
+    monkeypatch.setattr(hooks, "gather", lambda _, make: [make(0), make(1)])
+    providers = hooks.Providers(
+        rank=rank, server=lambda ranks: {"ranks": ranks}, draft=lambda _: None, step=lambda: None
+    )
+    ask = hooks._with_report(lambda *_: SimpleNamespace(internal_state={}), providers)
+    entry = ask(None, None).internal_state[STATE_KEY]
+    assert entry == {"error": "rank 1: RuntimeError: no space left"}
+    assert "serving goes on" in caplog.text
+    with pytest.raises(ServerError, match="no space left"):
+        client._state("http://host/server_info", 0, {STATE_KEY: entry})
+
+
+def test_what_is_done_beside_serving_never_ends_it(caplog: pytest.LogCaptureFixture) -> None:
+    def step() -> None:
+        raise OSError("stale file handle")
+
+    run_batch = hooks._with_step(lambda batch: ("result", batch), step)
+    assert run_batch("batch") == ("result", "batch")
+    assert "stale file handle" in caplog.text
 
 
 def test_two_ranks_change_together_or_not_at_all(tmp_path: Any) -> None:

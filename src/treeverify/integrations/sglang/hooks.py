@@ -71,17 +71,36 @@ def _drafts_of_our_name(stock: Stock, draft: Callable[[Any], Any]) -> Stock:
 def _with_report(stock: Stock, providers: Providers) -> Stock:
     def get_internal_state(scheduler: Any, recv_req: Any) -> Any:
         answer = stock(scheduler, recv_req)
-        states = gather(scheduler, providers.rank)
-        answer.internal_state[STATE_KEY] = providers.server(states)
+        states = gather(scheduler, lambda number: _attempt(lambda: providers.rank(number)))
+        failures = [
+            f"rank {number}: {state.reason}" for number, state in enumerate(states) if isinstance(state, _Failed)
+        ]
+        entry = {"error": "; ".join(failures)} if failures else providers.server(states)
+        answer.internal_state[STATE_KEY] = entry  # what has an error is no PluginState: the client refuses it by name
         return answer
 
     return get_internal_state
 
 
+class _Failed(NamedTuple):
+    """What a rank sends instead of its state."""
+
+    reason: str
+
+
+def _attempt(make: Callable[[], Any]) -> Any:
+    """Return ``make()``, or why it failed: neither serving nor the ranks that wait for this one must end with it."""
+    try:
+        return make()
+    except Exception as error:
+        logger.exception("treeverify: observing failed, serving goes on")
+        return _Failed(f"{type(error).__name__}: {error}")
+
+
 def _with_step(stock: Stock, step: Callable[[], None]) -> Stock:
     def run_batch(*arguments: Any, **options: Any) -> Any:
         result = stock(*arguments, **options)
-        step()
+        _attempt(step)
         return result
 
     return run_batch
