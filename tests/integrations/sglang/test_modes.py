@@ -10,7 +10,8 @@ from fakes import HEADS, NODES, call, decode, make_backend, make_layer, make_mod
 
 from treeverify.env import VerifyMode
 from treeverify.errors import ConfigError, ContractError
-from treeverify.integrations.sglang import attention, calls
+from treeverify.integrations.sglang import attention, calls, compat
+from treeverify.ops.tree_attention import cuda
 
 OFF, ON, VALIDATE = VerifyMode.OFF, VerifyMode.ON, VerifyMode.VALIDATE
 
@@ -135,6 +136,15 @@ def test_graph_state_reserves_the_workspace_and_older_ones_stay_alive() -> None:
     assert backend.reserved == 8
     assert backend.verifier._shadow.shape[0] == 8 * NODES
     assert any(kept is before for kept in backend.verifier._kept)
+
+
+def test_the_workspace_holds_calls_of_fewer_nodes_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU with 8 heads: 15 nodes run in row tiles of 40, 16 nodes in those of 32, which need less room."""
+    need = {1: 16, 15: 40, 16: 32}
+    monkeypatch.setattr(cuda, "workspace_bytes", lambda _, nodes, *__, **___: need.get(nodes, 0))
+    facts = compat.Facts(torch.device("cuda"), 8, 16, 64, 0, 1)
+    verifier = SimpleNamespace(facts=facts, kernel="portable")
+    assert attention.Verifier._workspace_bytes(verifier, 4) == 40  # type: ignore[arg-type]
 
 
 def test_more_nodes_than_the_server_was_started_with_is_an_error() -> None:

@@ -170,6 +170,28 @@ def test_what_is_not_computed_is_refused_at_the_start(
         serve(monkeypatch, mode, **options)
 
 
+@pytest.mark.parametrize(
+    ("requests", "speculative", "reason"),
+    [
+        (58_254, True, None),  # times 9 nodes and 8 heads: 4,194,288 rows
+        (58_255, True, "58255 running requests of 9 draft tokens and 8 heads are 4194360 rows, more than 4194304"),
+        (64_528, False, "64528 running requests, more than 64527"),
+    ],
+)
+def test_more_requests_than_a_call_can_hold_are_refused_at_the_start(
+    monkeypatch: pytest.MonkeyPatch, requests: int, speculative: bool, reason: str | None
+) -> None:
+    start(monkeypatch, "on")
+    with live.server(**({} if speculative else {"speculative_algorithm": None, "speculative_num_draft_tokens": None})):
+        runner = live.make_runner(requests, speculative=speculative)
+        make = attention_registry.ATTENTION_BACKENDS["treeverify"]
+        if reason is None:
+            make(runner)
+        else:
+            with pytest.raises(ConfigError, match=f"{reason}.*--max-running-requests"):
+                make(runner)
+
+
 def test_a_changed_signature_stops_the_server_with_name_expected_and_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def forward_extend(self: object, query: object) -> None: ...
 

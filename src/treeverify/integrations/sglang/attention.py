@@ -150,7 +150,7 @@ class Verifier:
             return 0
         from treeverify.ops.tree_attention.cuda import workspace_bytes
 
-        return max(  # a batch of fewer requests may be split more
+        return max(  # a batch of fewer requests may be split more, and fewer nodes make other row tiles
             workspace_bytes(
                 requests,
                 nodes,
@@ -159,6 +159,6 @@ class Verifier:
                 implementation=self.kernel,
                 max_prefix=self.facts.max_prefix,
             )
-            for nodes in {1, self.facts.nodes}
+            for nodes in range(1, self.facts.nodes + 1)
             for requests in range(1, batch + 1)
         )

@@ -161,6 +161,8 @@ def refusals(backend: Any, runner: Any, switched: bool) -> Iterator[str]:
         yield f"{nodes} draft tokens, more than {CUDA_LIMITS.max_nodes}"
     if heads > (CUDA_LIMITS.max_heads or heads):
         yield f"{heads} heads per rank, more than {CUDA_LIMITS.max_heads}"
+    requests = read(read(runner, "req_to_token_pool"), "size")  # no batch is larger, padding included
+    yield from _too_many(requests, nodes or 1, heads)
     if read(backend, "dcp_size") > 1:
         yield "decode context parallelism (--dcp-size)"
     if read(backend, "enable_deterministic"):
@@ -176,6 +178,18 @@ def refusals(backend: Any, runner: Any, switched: bool) -> Iterator[str]:
         option = layer_option(layer)
         if option is not None:
             yield f"layer {layer.layer_id}: {option}"
+
+
+def _too_many(requests: int, nodes: int, heads: int) -> Iterator[str]:
+    """Refuse what ``tree_attention`` could not compute once the server is full."""
+    rows = requests * nodes * heads
+    if requests > (CUDA_LIMITS.max_batch or requests):
+        yield f"{requests} running requests, more than {CUDA_LIMITS.max_batch} (--max-running-requests)"
+    elif rows > (CUDA_LIMITS.max_rows or rows):
+        yield (
+            f"{requests} running requests of {nodes} draft tokens and {heads} heads are {rows} rows, more than "
+            f"{CUDA_LIMITS.max_rows} (--max-running-requests)"
+        )
 
 
 def facts(backend: Any, runner: Any) -> Facts:
