@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from treeverify.errors import ConfigError
-from treeverify.integrations.sglang.ddtree import algorithm, randomness
+from treeverify.integrations.sglang.ddtree import algorithm, compat, randomness, worker
 from treeverify.integrations.sglang.ddtree.draft import Head, TreeDraft
 from treeverify.integrations.sglang.ddtree.metrics import Metrics
 from treeverify.tree.build import build_tree, top_candidates
@@ -184,3 +184,42 @@ def test_two_ranks_build_the_tree_of_one() -> None:
         part(states, ids)
     assert torch.equal(part.trees(2).tokens, whole.trees(2).tokens)
     assert torch.equal(part.trees(2).parents, whole.trees(2).parents)
+
+
+class Step:
+    """A worker and a batch as far as drawing and drafting look at them."""
+
+    def __init__(self, **requests: int | None) -> None:
+        self.steps = object.__new__(worker.Steps)
+        self.steps._worker = SimpleNamespace(device="cpu", _mask_token_id=9, _draft_sampler=None)
+        self.steps._seeds = None
+        self.batch(**requests)
+
+    def batch(self, **requests: int | None) -> list[int]:
+        """Seeds that a batch of these requests gets, by name."""
+        found = [
+            SimpleNamespace(rid=name, sampling_params=SimpleNamespace(sampling_seed=seed))
+            for name, seed in requests.items()
+        ]
+        return self.steps._seeds_of(SimpleNamespace(reqs=found)).tolist()
+
+
+def test_a_name_that_comes_again_with_another_seed_gets_that_one() -> None:
+    step = Step(a=5)
+    assert step.batch(a=5) == [5]
+    assert step.batch(a=6) == [6]
+    assert step.batch(a=6, b=7) == [6, 7]
+
+
+def test_a_root_that_is_no_token_is_not_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logits that were NaN end a walk with -1, and under overlap scheduling a step runs before SGLang sees it."""
+    steps, seen = Step().steps, []
+    steps._block, steps._width, steps._offsets = 3, 4, torch.arange(3)
+    output = SimpleNamespace(can_run_graph=False, logits_output=SimpleNamespace(hidden_states=None))
+    monkeypatch.setattr(compat, "run_draft", lambda *arguments: seen.append(arguments[3]) or output)
+    steps._tail = lambda *_: None
+    steps._tail.reserve, steps._tail.trees = lambda _: None, lambda _: "trees"  # type: ignore[attr-defined]
+    window = compat.Window(torch.empty(0), torch.tensor([2, 5]), torch.empty(0), 7, None)
+    batch = SimpleNamespace(spec_info=SimpleNamespace(bonus_tokens=torch.tensor([-1, 8])))
+    assert steps._draft(batch, window) == "trees"  # type: ignore[comparison-overlap]
+    assert seen[0].tolist() == [[0, 9, 9], [8, 9, 9]]

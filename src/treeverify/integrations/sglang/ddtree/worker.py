@@ -39,7 +39,7 @@ class Steps:
         self._offsets = torch.arange(block, device=worker.device)
         self._mask = torch.empty(0, dtype=torch.bool, device=worker.device)
         self._table: PoolTable | None = None
-        self._seeds: tuple[tuple[str, ...], torch.Tensor] | None = None
+        self._seeds: tuple[list[int], torch.Tensor] | None = None
 
     def draft(self, captured: int) -> TreeDraft:
         """The tail of the draft; the first call sizes what graphs write to, for batches of up to ``captured``."""
@@ -78,7 +78,7 @@ class Steps:
     def _draft(self, batch: Any, window: compat.Window) -> DraftTrees:
         roots = batch.spec_info.bonus_tokens
         ids = torch.full((len(roots), self._block), self._worker._mask_token_id, device=roots.device)
-        ids[:, 0] = roots
+        ids[:, 0] = roots.clamp(min=0)  # -1 is no token: logits that were NaN. SGLang ends that request a step later
         positions = window.lengths[:, None] + self._offsets
         out = compat.run_draft(self._worker, batch, window, ids, positions)
         tail = self.draft(len(roots))
@@ -118,10 +118,9 @@ class Steps:
 
     def _seeds_of(self, batch: Any) -> torch.Tensor:
         """Seeds int64 [batch] on the device; copied there when the batch changes."""
-        names = tuple(req.rid for req in batch.reqs)
-        if self._seeds is None or self._seeds[0] != names:
-            seeds = [seed_of(req.rid, req.sampling_params.sampling_seed) for req in batch.reqs]
-            self._seeds = names, torch.tensor(seeds).to(self._worker.device, non_blocking=True)
+        seeds = [seed_of(req.rid, req.sampling_params.sampling_seed) for req in batch.reqs]
+        if self._seeds is None or self._seeds[0] != seeds:
+            self._seeds = seeds, torch.tensor(seeds).to(self._worker.device, non_blocking=True)
         return self._seeds[1]
 
     def _commit(self, window: compat.Window, accepted: Accepted, output: Any) -> None:
