@@ -31,7 +31,7 @@ fi
 set -a
 . ./base.env
 [ -f owned.env ] && . ./owned.env
-{python} {server} {port} >/dev/null 2>&1 </dev/null &
+{server} >server.log 2>&1 </dev/null &
 echo $! >pid
 """
 
@@ -80,10 +80,11 @@ class Driver:
 
 @dataclass
 class Bench:
-    """One stub server under a restart script."""
+    """One server, a stub unless ``server`` says otherwise, under a restart script."""
 
     folder: Path
     driver: Driver
+    server: tuple[str, ...] = (str(HERE / "stub_server.py"), "{port}")
     base: dict[str, str] = field(default_factory=lambda: {"KDTREE_VERIFY_ALLOW": "off,validate,on"})
 
     def __post_init__(self) -> None:
@@ -91,12 +92,14 @@ class Bench:
         self.url = f"http://127.0.0.1:{self.port}"
         self.state = self.folder / "state"
         self.owned = self.folder / "owned.env"
-        words = {"python": shlex.quote(sys.executable), "server": HERE / "stub_server.py", "port": self.port}
+        words = [sys.executable, *(word.format(port=self.port) for word in self.server)]
         prompt = {"input": "def parse(", "forced": "path):\n    return path\n"}
         (self.folder / "prompts.jsonl").write_text(json.dumps(prompt) + "\n")
-        settings = {"prompts_file": str(self.folder / "prompts.jsonl"), "health_seconds": 30}
-        (self.folder / "settings.json").write_text(json.dumps(settings))
-        (self.folder / "restart.sh").write_text(RESTART.format(**words))
+        self.settings(prompts_file=str(self.folder / "prompts.jsonl"))
+        (self.folder / "restart.sh").write_text(RESTART.format(server=shlex.join(words)))
+
+    def settings(self, **fields: object) -> None:
+        (self.folder / "settings.json").write_text(json.dumps({"health_seconds": 60} | fields))
 
     @property
     def restart_command(self) -> str:
@@ -118,12 +121,12 @@ class Bench:
     def boot(self) -> None:
         (self.folder / "base.env").write_text("".join(f"{name}={value}\n" for name, value in self.base.items()))
         subprocess.run(["sh", "-c", self.restart_command], check=True)
-        for _ in range(200):
+        for _ in range(3000):
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", self.port)) == 0:
                     return
             time.sleep(0.02)
-        raise AssertionError("the stub server did not come up")
+        raise AssertionError(f"the server did not come up: {(self.folder / 'server.log').read_text()[-2000:]}")
 
     def stop(self) -> None:
         pid = self.folder / "pid"

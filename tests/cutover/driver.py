@@ -3,7 +3,8 @@
 A line of JSON in: ``argv``; ``out``: file for what it prints; ``kill``: ``after:N`` or ``torn:N`` for the N-th record
 that it appends to a journal: SIGKILL as soon as the record is on the disk, or with the record half written (so that
 the act before it is done and not told); ``closed``: stage whose gate is closed, or ``real``: unless ``real``, nothing
-is asked of the server but its control calls; ``uid``: user to become. A line out: the exit code, negative: the signal.
+is asked of the server for samples; ``page``: whether the report is written (default: with ``real`` only); ``uid``:
+user to become. A line out: the exit code, negative: the signal.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ def child(request):
         append_and_die(how, int(which))
     if request.get("closed") != "real":
         samples.collect, gates.judge = collect, judge_all_but(request.get("closed"))
+    if not request.get("page", request.get("closed") == "real"):
         report.write = lambda path, *rest: path
     if request.get("uid"):
         os.setuid(request["uid"])

@@ -7,12 +7,14 @@ about to be. Each loop ends by itself when the command outlives the number of re
 from __future__ import annotations
 
 import itertools
+import json
 
 import pytest
 
 pytestmark = pytest.mark.slow
 KILLED = -9
-EAGER = ("--allow-restart", "--eager", "EAGER=1")
+EAGER = ("--allow-restart", "--eager", "STUB_EAGER=1")
+REAL = {"closed": "real", "page": False}
 
 
 def explained(records, before=("off", "off")):
@@ -43,6 +45,27 @@ def assert_ended(bench, outcome, done):
     expected = {"done": (done, done), "rolled-back": ("off", "off")}[last["stage"]]
     assert bench.modes() == expected
     assert (outcome.code == 0) == (last["stage"] == "done")
+
+
+def judge_for_real(bench):
+    """Have prompts and limits with which the gates themselves pass the stub."""
+    prompts = [{"input": [1, n], "forced": list(range(10))} for n in range(12)]
+    (bench.folder / "prompts.jsonl").write_text("".join(f"{json.dumps(prompt)}\n" for prompt in prompts))
+    bench.settings(
+        prompts_file=str(bench.folder / "prompts.jsonl"),
+        sampling={"new_tokens": 8, "probes": 1, "probe_tokens": 4, "speed_passes": 0},
+        limits={"speed_ratio": None},
+    )
+
+
+def assert_judged_before_on(bench):
+    """Written anew from the records: a process that was let into on had passed validate itself."""
+    judged = set()
+    for record in bench.records():
+        if record["event"] == "passed" and record["stage"].startswith("validate"):
+            judged |= set(record["data"]["pids"])
+        if record["event"] == "passed" and record["stage"] in ("on", "on-eager"):
+            assert set(record["data"]["pids"]) <= judged
 
 
 def kill_everywhere(bench, how, *more, **request):
@@ -94,21 +117,43 @@ def test_started_again_with_another_plan_it_rolls_back_first(bench):
 
 
 def test_the_same_with_restarts_and_an_eager_stage(bench):
-    """Killed round each change of files and each restart."""
+    """Killed round each change of files, each restart and each stage; the gates are the real ones."""
+    judge_for_real(bench)
     bench.base = {"KDTREE_VERIFY": "off"}
     bench.start()
-    assert bench.run("on", *EAGER).code == 0
+    assert bench.run("on", *EAGER, **REAL).code == 0
     acts = [record["seq"] for record in bench.records() if record["data"].get("act") in ("files", "restart")]
-    assert len(acts) == 12
-    for number in acts:
+    assert len(acts) == 14
+    stages = [record["seq"] for record in bench.records() if record["event"] in ("enter", "passed")]
+    assert len(stages) == 16
+    for number in sorted(acts + stages):
         bench.start()
-        assert bench.run("on", *EAGER, kill=f"after:{number}").code == KILLED
+        assert bench.run("on", *EAGER, kill=f"after:{number}", **REAL).code == KILLED
         assert_explained(bench)
         if bench.modes()[0] == "ServerUnreachableError":
             bench.boot()  # what a supervisor does
-        outcome = bench.run("on", *EAGER)
+        outcome = bench.run("on", *EAGER, **REAL)
         assert outcome.code in (0, 21), outcome.out
         assert_ended(bench, outcome, "on")
+        assert_judged_before_on(bench)
+
+
+@pytest.mark.parametrize("stage", ["validate", "soak", "on", "unit"])
+def test_a_server_that_restarted_meanwhile_in_its_mode_is_not_gone_on_with(bench, stage):
+    """Its mode explains itself; that it is another process does not."""
+    bench.base["KDTREE_VERIFY"] = "on" if stage in ("on", "unit") else "validate"
+    bench.start()
+    bench.boot()
+    entered = {"validate": 7, "soak": 11, "on": 16, "unit": 19}[stage]  # each after the switch of the stage
+    assert bench.run(kill=f"after:{entered}").code == KILLED
+    assert bench.records()[-1]["stage"] == stage
+    mode = bench.modes()[0]
+    bench.boot()
+    assert bench.modes()[0] == mode
+    outcome = bench.run()
+    assert outcome.code == 21, outcome.out
+    assert "the server restarted" in outcome.out
+    assert bench.records()[-1]["stage"] == "rolled-back"
 
 
 def test_a_server_that_restarted_meanwhile_is_not_gone_on_with(bench):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
+from tests.cutover.conftest import free_port
 
 from treeverify.control.schema import PluginState
 from treeverify.cutover import files
 from treeverify.cutover.acts import Hands
 from treeverify.cutover.exits import Exit
+from treeverify.cutover.lock import hold_name
 from treeverify.cutover.machine import Judges
 from treeverify.cutover.plan import CutoverPlan
 from treeverify.cutover.runner import CommandRunner
@@ -18,6 +21,9 @@ from treeverify.cutover.tool import Tool
 from treeverify.cutover.verdict import Verdict
 from treeverify.env import VerifyMode
 from treeverify.errors import CutoverError, ServerUnreachableError, SwitchError
+
+URL = f"http://fake:{free_port()}"
+"""No other test's: two cutovers of one port are kept apart."""
 
 
 class FakeService:
@@ -42,6 +48,9 @@ class FakeService:
     def healthy(self):
         return self.up
 
+    def refuses_logprobs(self, plan):
+        return None
+
 
 def sample(url, plan, progress=None):
     parts = {"generations": [], "probes": [], "speed": [], "failures": []}
@@ -61,7 +70,7 @@ def service():
 @pytest.fixture
 def plan():
     prompts = Plan(prompts=[Prompt(name="a", input="x", forced="abcdefgh")])
-    return CutoverPlan(unit="fake", url="http://fake", target=VerifyMode.ON, soak_seconds=0, prompts=prompts)
+    return CutoverPlan(unit="fake", url=URL, target=VerifyMode.ON, soak_seconds=0, prompts=prompts)
 
 
 @pytest.fixture
@@ -69,7 +78,7 @@ def tool(tmp_path, service, monkeypatch):
     monkeypatch.setattr("treeverify.cutover.report.write", lambda path, *rest: path)
     runner = CommandRunner("true", tmp_path / "owned.env", timeout=5)
     said = []
-    return Tool("fake", "http://fake", tmp_path / "state", runner, service, said.append, judges=Judges(sample, verdict))
+    return Tool("fake", URL, tmp_path / "state", runner, service, said.append, judges=Judges(sample, verdict))
 
 
 def with_judge(tool, judge):
@@ -178,7 +187,8 @@ def test_speed_is_not_judged_in_the_eager_stage(tool, plan, service, tmp_path):
     with_judge(tool, judge).run(plan.model_copy(update={"may_restart": True, "eager": {"EAGER": "1"}}))
     ratio = plan.limits.speed_ratio
     assert ratio is not None
-    assert seen == [("validate", ratio), ("soak", ratio), ("on", None), ("on", ratio)]
+    checked = ("validate", ratio)
+    assert seen == [checked, ("soak", ratio), checked, ("on", None), checked, ("on", ratio)]
     assert (service.mode, service.pid) == ("on", 3)
 
 
@@ -259,6 +269,52 @@ def test_a_rollback_after_the_end_goes_back_to_what_was_there(tool, plan, servic
     assert service.mode == "on"
     tool.rollback()
     assert service.mode == "validate"
+
+
+@pytest.mark.parametrize("stage", ["off", "validate", "soak", "on"])
+def test_a_process_that_no_stage_judged_does_not_serve_on(tool, plan, service, stage):
+    """The server restarts by itself, in the mode that it had: nothing that was found of the old process counts."""
+
+    def restart():
+        service.pid += 1
+
+    def judge(at, *_):
+        if at == stage:
+            restart()
+        return verdict(at)
+
+    with_judge(tool, judge)
+    if stage == "off":
+        collect = lambda *words: restart() or sample(*words)  # noqa: E731
+        object.__setattr__(tool, "judges", Judges(collect, judge))
+    served, real = [], service.switch
+    service.switch = lambda mode: served.append((mode.value, service.pid)) or real(mode)
+    with pytest.raises(CutoverError, match="the server restarted: process 2 serves, the last stage was passed by 1"):
+        tool.run(plan)
+    assert (service.mode, last(tool)) == ("off", "rolled-back")
+    assert ("on", 2) not in served
+
+
+def test_a_server_that_restarts_while_it_is_switched_is_taken_back(tool, plan, service):
+    real = service.switch
+
+    def switch(mode):
+        service.pid += mode.value == "on"
+        return real(mode)
+
+    service.switch = switch
+    with pytest.raises(CutoverError, match="the server restarted"):
+        tool.run(plan)
+    assert (service.mode, last(tool)) == ("off", "rolled-back")
+
+
+def test_operators_with_state_folders_of_their_own_are_kept_apart_by_unit(tool, plan, monkeypatch):
+    name = f"unit {os.getpid()}"
+    monkeypatch.setattr(type(tool.runner), "names", lambda self: (name,))
+    with hold_name(name), pytest.raises(CutoverError, match=f"another cutover of {name}") as caught:
+        tool.run(plan)
+    assert caught.value.exit_code == Exit.LOCKED
+    tool.run(plan)
 
 
 def test_hands_check_nothing_by_default(tool):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treeverify.cutover.stages import ENDED, Event, Stage, path, served, step, transitions
+from treeverify.cutover.stages import ENDED, RESTARTS, Event, Stage, path, served, step, transitions
 from treeverify.env import VerifyMode
 from treeverify.errors import ContractError
 
@@ -19,7 +19,7 @@ def test_paths_are_these():
         ["off", "unit"],
         ["off", "validate", "soak", "unit"],
         ["off", "validate", "soak", "on", "unit"],
-        ["off", "validate", "soak", "on-eager", "on", "unit"],
+        ["off", "validate", "soak", "validate-eager", "on-eager", "validate-graphs", "on", "unit"],
     ]
     with pytest.raises(ContractError, match="eager"):
         path(VerifyMode.VALIDATE, eager=True)
@@ -48,6 +48,15 @@ def test_no_stage_is_skipped_and_on_is_reached_through_validate_and_soak_only(st
         stage = to
     if stage is Stage.DONE:
         assert tuple(passed) == stages
+
+
+@given(any_path)
+def test_a_stage_that_begins_with_a_new_process_serves_validate(stages):
+    """So that no process serves on without having been validated itself."""
+    for stage in RESTARTS & {*stages}:
+        assert served(stage, VerifyMode.ON) is VerifyMode.VALIDATE
+    assert set(PATHS[3]) >= RESTARTS
+    assert not [stage for stages in PATHS[:3] for stage in stages if stage in RESTARTS]
 
 
 @given(any_path)
@@ -84,7 +93,9 @@ def test_a_stage_names_the_mode_that_it_serves():
         "off",
         "validate",
         "validate",
+        "validate",
         "on",
+        "validate",
         "on",
         "on",
     ]

@@ -181,19 +181,18 @@ def test_a_server_that_dies_of_the_mode_is_brought_back(stub):
 
 def test_a_unit_that_does_not_come_up_again_is_brought_back(stub):
     """The restart into the eager stage fails for good: the start limit is hit."""
-    stub.environment["STUB_DEAD"] = "on"
     stub.start()
-    outcome = stub.run("on", "--allow-restart", "--eager", "EAGER=1")
+    outcome = stub.run("on", "--allow-restart", "--eager", "STUB_DEAD=validate")
     assert outcome.code == 21, outcome.out
     assert "before the server answered" in outcome.out
     assert stub.live() == "off"
     assert stub.owned() == []
-    assert "EAGER" not in stub.process()
+    assert "STUB_DEAD" not in stub.process()
 
 
 def test_the_eager_stage_has_its_variables_and_the_next_one_not(stub):
     stub.start()
-    outcome = stub.run("on", "--allow-restart", "--eager", "EAGER=a b$c", closed="nothing", kill="after:17")
+    outcome = stub.run("on", "--allow-restart", "--eager", "EAGER=a b$c", closed="nothing", kill="after:19")
     assert outcome.code == -9
     assert stub.process()["EAGER"] == "a b$c"
     outcome = stub.run("on", "--allow-restart", "--eager", "EAGER=a b$c")

@@ -41,10 +41,14 @@ def run(
     ] = None,
     soak: Annotated[float, typer.Option(min=0, help="Seconds under validate before on.")] = 600.0,
     settings: Annotated[Path | None, typer.Option(help="JSON: variables, prompts, limits (docs/cutover.md).")] = None,
+    without_logprobs: Annotated[
+        bool,
+        typer.Option("--without-logprobs", help="Go on where the server gives none: what needs them is not judged."),
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan; change nothing.")] = False,
 ) -> None:
     """Go to a mode by stages, each behind its gate; any failure rolls back. Goes on where an earlier run was killed."""
-    plan = _plan(unit, url, to, allow_restart, eager or [], soak, settings)
+    plan = _plan(unit, url, to, allow_restart, eager or [], soak, settings, not without_logprobs)
     tool = _tool(unit, url, user, restart_command, environment_file, state, plan.health_seconds)
     if dry_run:
         for line in tool.plan_lines(plan):
@@ -64,6 +68,8 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
 ) -> None:
     """Say what the journal holds, what there is, and whether the one explains the other. Changes nothing."""
+    from treeverify.cutover.verdict import Verdict
+
     found = _tool(unit, url, user, restart_command, environment_file, state).status()
     if as_json:
         print(json.dumps(found))
@@ -73,9 +79,8 @@ def status(
             print(f"{name.replace('_', ' ')}: {value}")
         else:
             assert isinstance(value, list)
-            for verdict in value:
-                word = "passed" if verdict["passed"] else "FAILED"
-                print(f"  {verdict['stage']} {verdict['gate']}: {word}: {verdict['reason']}")
+            for verdict in map(Verdict.model_validate, value):
+                print(f"  {verdict.stage} {verdict.gate}: {verdict.outcome}: {verdict.reason}")
 
 
 @app.command()
@@ -92,7 +97,14 @@ def rollback(
 
 
 def _plan(
-    unit: str, url: str, to: str, allow_restart: bool, eager: list[str], soak: float, settings: Path | None
+    unit: str,
+    url: str,
+    to: str,
+    allow_restart: bool,
+    eager: list[str],
+    soak: float,
+    settings: Path | None,
+    logprobs: bool,
 ) -> CutoverPlan:
     from pydantic import ValidationError
 
@@ -115,7 +127,7 @@ def _plan(
             eager={name: value for name, _, value in pairs},
             soak_seconds=soak,
             health_seconds=chosen.health_seconds,
-            prompts=chosen.prompts(),
+            prompts=chosen.prompts(logprobs=logprobs),
             limits=chosen.limits,
         )
     except ValidationError as error:

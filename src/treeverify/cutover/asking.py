@@ -12,7 +12,7 @@ import httpx
 from treeverify import env
 from treeverify.control.client import read_state
 from treeverify.cutover.samples import Generation, Plan, Position, Probe, Progress, Prompt, Sample, Window
-from treeverify.errors import ConfigError
+from treeverify.errors import ConfigError, ServerError
 
 
 class _UnusableError(Exception):
@@ -26,22 +26,21 @@ class Asking:
         self._plan, self._url = plan, url.rstrip("/")
         self._progress = on_progress or (lambda done, total, what: None)
         self._done, self._failures = 0, list[str]()
-        self._total = len(plan.prompts) * (plan.speed_passes + 1 + plan.probes)
+        self._probes = plan.probes if plan.logprobs else 0
+        self._total = len(plan.prompts) * (plan.speed_passes + 1 + self._probes)
 
     def sample(self) -> Sample:
         """Ask everything; errors as ``samples.collect``."""
         plan = self._plan
         taken_at = datetime.now(UTC).isoformat(timespec="seconds")
         mode = served_mode(self._url, plan.timeout)
-        key = env.api_key()
-        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-        with httpx.Client(base_url=self._url, timeout=plan.timeout, headers=headers, trust_env=False) as client:
+        with _client(self._url, plan.timeout) as client:
             speed = [self._window(client, prompt, run) for run in range(plan.speed_passes) for prompt in plan.prompts]
             generations = [self._generation(client, prompt) for prompt in plan.prompts]
             probes = [
-                self._probe(client, prompt, (i + 1) * len(prompt.forced) // (plan.probes + 1))
+                self._probe(client, prompt, (i + 1) * len(prompt.forced) // (self._probes + 1))
                 for prompt in plan.prompts
-                for i in range(plan.probes)
+                for i in range(self._probes)
             ]
         return Sample(
             taken_at=taken_at,
@@ -67,13 +66,15 @@ class Asking:
         )
 
     def _generation(self, client: httpx.Client, prompt: Prompt) -> Generation | None:
-        found = self._ask(client, f"generation, {prompt.name}", prompt.input, self._plan.new_tokens, True)
+        asked, tokens = self._plan.logprobs, self._plan.new_tokens
+        found = self._ask(client, f"generation, {prompt.name}", prompt.input, tokens, asked)
         if found is None:
             return None
         meta = found["meta_info"]
         return Generation(
             prompt=prompt.name,
-            positions=found["positions"],
+            positions=found["positions"] if asked else [],
+            ids=[] if asked else found["output_ids"],
             verify_steps=meta.get("spec_verify_ct", 0),
             accepted=meta.get("spec_correct_drafts_histogram"),
         )
@@ -90,23 +91,56 @@ class Asking:
         self, client: httpx.Client, name: str, given: str | list[int], tokens: int, logprobs: bool
     ) -> dict[str, Any] | None:
         """One request; None, and a line of failures, where there is no usable answer."""
-        body: dict[str, Any] = {
-            "text" if isinstance(given, str) else "input_ids": given,
-            "sampling_params": {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True},
-        }
-        if logprobs:
-            body |= {"return_logprob": True, "top_logprobs_num": self._plan.top_logprobs}
+        body = _body(given, tokens, self._plan.top_logprobs if logprobs else None)
         found = None
         try:
             found = _answer(client.post("/generate", json=body), tokens)
             if logprobs:
                 found["positions"] = positions(found["meta_info"])
+            elif len(found.get("output_ids") or []) != tokens:
+                raise _UnusableError(f"output_ids: expected {tokens} ids, got {found.get('output_ids')!r:.60}")
         except (httpx.HTTPError, _UnusableError) as error:
             found = None
             self._failures.append(f"{name}: {error or type(error).__name__}")
         self._done += 1
         self._progress(self._done, self._total, name)
         return found
+
+
+def refuses_logprobs(url: str, plan: Plan) -> str | None:
+    """What the server says to a request for log-probabilities, None: it gives them.
+
+    Raises ServerError where it does not answer the same request without them either, or not at all.
+    """
+    given = plan.prompts[0].input
+    try:
+        with _client(url.rstrip("/"), plan.timeout) as client:
+            _answer(client.post("/generate", json=_body(given, plan.probe_tokens, None)), plan.probe_tokens)
+            reply = client.post("/generate", json=_body(given, plan.probe_tokens, plan.top_logprobs))
+    except (httpx.HTTPError, _UnusableError) as error:
+        raise ServerError(f"{url}/generate: {error or type(error).__name__}") from None
+    try:
+        positions(_answer(reply, plan.probe_tokens)["meta_info"])
+    except _UnusableError as error:
+        return str(error)
+    return None
+
+
+def _client(url: str, timeout: float) -> httpx.Client:
+    key = env.api_key()
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    return httpx.Client(base_url=url, timeout=timeout, headers=headers, trust_env=False)
+
+
+def _body(given: str | list[int], tokens: int, top_logprobs: int | None) -> dict[str, Any]:
+    """One greedy request; ``top_logprobs`` None: without log-probabilities."""
+    body: dict[str, Any] = {
+        "text" if isinstance(given, str) else "input_ids": given,
+        "sampling_params": {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True},
+    }
+    if top_logprobs is not None:
+        body |= {"return_logprob": True, "top_logprobs_num": top_logprobs}
+    return body
 
 
 def served_mode(url: str, timeout: float) -> str:

@@ -6,8 +6,9 @@ from enum import IntEnum
 
 
 class Exit(IntEnum):
-    """0 is success and 2 a wrong option; 10 to 19 changed nothing; 20 to 29 are back; 30 needs a person."""
+    """0 is success and 2 a wrong option; 9 to 19 changed nothing; 20 to 29 are back; 30 needs a person."""
 
+    NO_LOGPROBS = 9
     NO_UNIT = 10
     NOT_PERMITTED = 11
     UNREACHABLE = 12

@@ -30,6 +30,8 @@ class Run:
     """Whether a restart was begun."""
     restart_done: bool = False
     """Whether one was proved."""
+    judged: tuple[int, ...] = ()
+    """Processes that served when the last stage was passed; empty: none was."""
     touched: bool = False
     """Whether anything was begun that changes server or unit."""
     events: list[Record] = field(default_factory=list)
@@ -53,6 +55,8 @@ class Run:
         """Follow one record."""
         self.events.append(record)
         self.stage = Stage(record.stage)
+        if record.event == "passed":
+            self.judged = tuple(record.data["pids"])
         if record.event not in ("intend", "did"):
             return
         begun, act = record.event == "intend", record.data["act"]

@@ -14,10 +14,12 @@ from treeverify.cutover.exits import Exit
 from treeverify.cutover.plan import MODE, CutoverPlan, variables, why_restart
 from treeverify.cutover.rollback import roll_back
 from treeverify.cutover.samples import Plan, Progress, Sample
+from treeverify.cutover.service import processes
 from treeverify.cutover.stages import ENDED, Event, Stage, step
 from treeverify.env import VerifyMode
 from treeverify.errors import CutoverError, TreeverifyError
 
+States = Sequence[PluginState]
 _SOAK_LOOK = 5.0
 """Seconds between two looks at a soaking server."""
 
@@ -39,7 +41,9 @@ class Machine:
             Stage.OFF: self._off,
             Stage.VALIDATE: self._validate,
             Stage.SOAK: self._soak,
+            Stage.EAGER_VALIDATE: self._eager_validate,
             Stage.EAGER: self._eager,
+            Stage.GRAPHS_VALIDATE: self._graphs_validate,
             Stage.ON: self._on,
             Stage.UNIT: self._unit,
         }
@@ -55,7 +59,7 @@ class Machine:
             while stage not in ENDED:
                 self._acts.note("enter", stage)
                 self._hands.say(f"stage {stage.value}")
-                self._work[stage]()
+                self._acts.note("passed", pids=processes(self._work[stage]()))
                 stage = step(run.plan.stages, stage, Event.PASSED)
             self._acts.note("end", stage)
         except BaseException as error:  # whatever it was, the service goes back first
@@ -69,34 +73,51 @@ class Machine:
             done = f"stopped in stage {stage.value} and rolled back, proved: {reason}"
             raise CutoverError(code, done) from error
 
-    def _off(self) -> None:
+    def _off(self) -> States:
         reason = why_restart(self._plan, self._acts.run.before)
         if reason and not self._acts.run.restart_done:
             self._restart_with(VerifyMode.OFF)
         states = self._acts.switch(VerifyMode.OFF)
         if self._plan.target is not VerifyMode.OFF:
             self._evidence.keep("baseline", self._collect("baseline"), states)
+            _require_same(processes(states), self._hands.service.read())
+        return states
 
-    def _validate(self) -> None:
-        self._gated(Stage.VALIDATE, self._acts.switch(VerifyMode.VALIDATE), self._collect)
+    def _validate(self) -> States:
+        return self._gated(Stage.VALIDATE, self._serve(VerifyMode.VALIDATE), self._collect)
 
-    def _soak(self) -> None:
-        self._gated(Stage.SOAK, self._acts.switch(VerifyMode.VALIDATE), self._wait)
+    def _soak(self) -> States:
+        return self._gated(Stage.SOAK, self._serve(VerifyMode.VALIDATE), self._wait)
 
-    def _eager(self) -> None:
-        self._restart_with(VerifyMode.ON, eager=True)
-        self._gated(Stage.EAGER, self._acts.switch(VerifyMode.ON), self._collect)
+    def _eager_validate(self) -> States:
+        self._restart_with(VerifyMode.VALIDATE, eager=True)
+        return self._gated(Stage.EAGER_VALIDATE, self._acts.switch(VerifyMode.VALIDATE), self._collect)
 
-    def _on(self) -> None:
-        if self._plan.eager:
-            self._restart_with(VerifyMode.ON)
-        self._gated(Stage.ON, self._acts.switch(VerifyMode.ON), self._collect)
+    def _eager(self) -> States:
+        return self._gated(Stage.EAGER, self._serve(VerifyMode.ON), self._collect)
 
-    def _unit(self) -> None:
+    def _graphs_validate(self) -> States:
+        self._restart_with(VerifyMode.VALIDATE)
+        return self._gated(Stage.GRAPHS_VALIDATE, self._acts.switch(VerifyMode.VALIDATE), self._collect)
+
+    def _on(self) -> States:
+        return self._gated(Stage.ON, self._serve(VerifyMode.ON), self._collect)
+
+    def _unit(self) -> States:
         target = self._plan.target
         if self._hands.runner.next_start().get(MODE, VerifyMode.OFF.value) != target.value:
             self._write(target)
-        self._evidence.keep("after", None, self._acts.switch(target))
+        states = self._serve(target)
+        self._evidence.keep("after", None, states)
+        return states
+
+    def _serve(self, mode: VerifyMode) -> States:
+        """Switch to ``mode``; CutoverError unless the processes are, before and after, those of the last stage."""
+        judged = self._acts.run.judged
+        _require_same(judged, self._hands.service.read())
+        states = self._acts.switch(mode)
+        _require_same(judged, states)
+        return states
 
     def _write(self, mode: VerifyMode, *, eager: bool = False) -> None:
         wanted = variables(self._plan, self._acts.run.before, mode, eager=eager)
@@ -123,22 +144,40 @@ class Machine:
             self._hands.service.read()
             time.sleep(min(left, _SOAK_LOOK))
 
-    def _gated(self, stage: Stage, before: Sequence[PluginState], work: Callable[[str], Sample | None]) -> None:
-        """Do ``work`` in ``stage``, whose mode is already served, and judge it; raises CutoverError (``Exit.GATE``)."""
+    def _gated(self, stage: Stage, before: States, work: Callable[[str], Sample | None]) -> States:
+        """Do ``work`` in ``stage``, whose mode is already served, judge it, and return the states that were judged.
+
+        Raises CutoverError (``Exit.GATE``).
+        """
         baseline = self._evidence.sample("baseline")
         if baseline is None:
             raise CutoverError(Exit.FAILED, f"the baseline in {self._evidence.folder} is gone")
-        name: gates.Stage = "on" if stage in (Stage.EAGER, Stage.ON) else "soak" if stage is Stage.SOAK else "validate"
+        kind: gates.Kind = "on" if stage in (Stage.EAGER, Stage.ON) else "soak" if stage is Stage.SOAK else "validate"
         sample = work(stage.value)
         after = self._hands.service.read()
         self._evidence.keep(stage.value, sample, after)
         limits = self._plan.limits
         if stage is Stage.EAGER:  # its baseline may run in graphs
             limits = limits.model_copy(update={"speed_ratio": None})
-        verdicts = self._judges.judge(name, baseline, sample, before, after, limits)
+        verdicts = [
+            verdict.model_copy(update={"stage": stage.value})
+            for verdict in self._judges.judge(kind, baseline, sample, before, after, limits)
+        ]
         for verdict in verdicts:
             self._acts.note("verdict", verdict=verdict.model_dump(mode="json"))
-            self._hands.say(f"  {'passed' if verdict.passed else 'FAILED'} {verdict.gate}: {verdict.reason}")
-        failed = [f"{verdict.gate}: {verdict.reason}" for verdict in verdicts if not verdict.passed]
-        if failed or not verdicts:
+            self._hands.say(f"  {verdict.outcome} {verdict.gate}: {verdict.reason}")
+        failed = [f"{verdict.gate}: {verdict.reason}" for verdict in verdicts if verdict.passed is False]
+        if failed or not any(verdict.passed for verdict in verdicts):
             raise CutoverError(Exit.GATE, f"gate closed: {'; '.join(failed) or 'nothing was judged'}")
+        return after
+
+
+def _require_same(judged: tuple[int, ...], states: States) -> None:
+    """Raise CutoverError unless the ``judged`` processes, and no others, serve now: a new one begins with nothing."""
+    now = processes(states)
+    if now != judged:
+        known = ", ".join(map(str, judged)) or "none"
+        raise CutoverError(
+            Exit.FAILED,
+            f"the server restarted: process {', '.join(map(str, now))} serves, the last stage was passed by {known}",
+        )

@@ -11,6 +11,8 @@ from treeverify.cutover.limits import Limits
 from treeverify.cutover.stages import Stage, path, served
 from treeverify.env import VerifyMode
 
+NEEDS_LOGPROBS = ("logprob", "top-1", "top-k", "kl")
+"""Gates that nothing can be said of without log-probabilities."""
 MODE, ALLOW = "KDTREE_VERIFY", "KDTREE_VERIFY_ALLOW"
 
 
@@ -91,8 +93,10 @@ _WORK = {
     Stage.OFF: "serve off, sample the baseline",
     Stage.VALIDATE: "switch to validate, put the prompts, gate: parity, shapes, generation, errors",
     Stage.SOAK: "stay in validate, gate: parity, shapes, errors",
-    Stage.EAGER: "restart with on and the eager variables, put the prompts, gate: all",
-    Stage.ON: "serve on, put the prompts, gate: generation, statistics, speed, errors",
+    Stage.EAGER_VALIDATE: "restart with validate and the eager variables, put the prompts, gate: as validate",
+    Stage.EAGER: "switch that process to on, put the prompts, gate: as on; speed is recorded only",
+    Stage.GRAPHS_VALIDATE: "restart with validate and without the eager variables, put the prompts, gate: as validate",
+    Stage.ON: "switch to on, put the prompts, gate: shapes, generation, statistics, speed, errors",
     Stage.UNIT: "make the unit match, so that a later restart keeps the mode",
 }
 
@@ -108,6 +112,8 @@ def describe(plan: CutoverPlan, before: Before, files: list[str]) -> list[str]:
     for number, stage in enumerate(plan.stages, start=1):
         extra = f" for {plan.soak_seconds:g} s" if stage is Stage.SOAK else ""
         lines.append(f"{number}. {stage.value}{extra}: {_WORK[stage]}")
+    if not plan.prompts.logprobs:
+        lines.append(f"without log-probabilities: not judged: {', '.join(NEEDS_LOGPROBS)}, texts that part")
     lines.append(f"files that it owns: {', '.join(files)}")
     lines.append("any failure on the way: back to what there is now, proved by the probe")
     return lines

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from treeverify.cutover import files
 from treeverify.cutover.exits import Exit
-from treeverify.cutover.plan import ALLOW, MODE, Before, CutoverPlan, why_restart
+from treeverify.cutover.plan import ALLOW, MODE, NEEDS_LOGPROBS, Before, CutoverPlan, why_restart
 from treeverify.cutover.runner import Runner
 from treeverify.cutover.service import Service, mode_of, ranks
+from treeverify.env import VerifyMode
 from treeverify.errors import CutoverError, PluginMissingError, ServerError
 
 
@@ -55,3 +56,19 @@ def require_path(plan: CutoverPlan, before: Before) -> None:
     raise CutoverError(
         code, f"the server at {plan.url}: {reason}; nothing was changed. --allow-restart lets it restart"
     )
+
+
+def require_logprobs(plan: CutoverPlan, service: Service) -> None:
+    """Raise CutoverError where the gates of ``plan`` need log-probabilities and the server refuses them."""
+    if plan.target is VerifyMode.OFF or not plan.prompts.logprobs:
+        return
+    try:
+        refusal = service.refuses_logprobs(plan.prompts)
+    except ServerError as error:
+        raise CutoverError(Exit.UNREACHABLE, str(error)) from None
+    if refusal is not None:
+        raise CutoverError(
+            Exit.NO_LOGPROBS,
+            f"the server at {plan.url} gives no log-probabilities ({refusal}); nothing was changed. "
+            f"--without-logprobs goes on and leaves {', '.join(NEEDS_LOGPROBS)} and texts that part not judged",
+        )

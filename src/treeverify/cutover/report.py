@@ -67,14 +67,21 @@ def _write_both(texts: Mapping[Path, str]) -> None:
 
 
 def headline(verdicts: Sequence[Verdict]) -> dict[str, object]:
-    """``passed``, and in one line why."""
-    closed = [verdict for verdict in verdicts if not verdict.passed]
-    if not verdicts:
-        return {"passed": False, "why": "nothing was judged"}
+    """``passed``, in one line why, and which gates were not judged."""
+    closed = [verdict for verdict in verdicts if verdict.passed is False]
+    judged = [verdict for verdict in verdicts if verdict.passed is not None]
+    left = [f"{verdict.gate} ({verdict.stage})" for verdict in verdicts if verdict.passed is None]
+    if not judged:
+        return {"passed": False, "why": "nothing was judged", "not_judged": left}
     if closed:
-        return {"passed": False, "why": few([f"{v.gate} ({v.stage}): {v.reason}" for v in closed])}
+        why = few([f"{v.gate} ({v.stage}): {v.reason}" for v in closed])
+        return {"passed": False, "why": why, "not_judged": left}
     stages = ", ".join(dict.fromkeys(verdict.stage for verdict in verdicts))
-    return {"passed": True, "why": f"all {len(verdicts)} gates are open, in the stages {stages}"}
+    return {
+        "passed": True,
+        "why": f"all {len(judged)} judged gates are open, in the stages {stages}",
+        "not_judged": left,
+    }
 
 
 def page(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,6 +33,9 @@ class Status:
 
 class Runner(Protocol):
     """One service, and how it is configured and restarted."""
+
+    def names(self) -> tuple[str, ...]:
+        """Return what this service is called on this machine, for a lock; empty: nothing but its address tells it."""
 
     def check(self) -> None:
         """Raise CutoverError unless the service exists and may be changed by this user. Changes nothing."""
@@ -67,6 +71,11 @@ class SystemdRunner:
     def __init__(self, unit: str, *, user: bool = False) -> None:
         self.unit = unit
         self._systemctl = Systemctl(user=user)
+        self._manager = f"user {os.getuid()}'s " if user else ""
+
+    def names(self) -> tuple[str, ...]:
+        """See ``Runner``."""
+        return (f"{self._manager}unit {self.unit}",)
 
     def _show(self) -> Unit:
         return self._systemctl.show(self.unit)
@@ -133,6 +142,10 @@ class CommandRunner:
 
     def __init__(self, command: str, environment: Path, *, timeout: float) -> None:
         self._command, self._environment, self._timeout = command, environment.absolute(), timeout
+
+    def names(self) -> tuple[str, ...]:
+        """See ``Runner``: its unit's name is anything that an operator chose."""
+        return ()
 
     def check(self) -> None:
         """See ``Runner``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,22 +11,23 @@ from treeverify.cutover import statistics
 from treeverify.cutover.limits import Limits
 from treeverify.cutover.samples import Generation, Position, Sample
 from treeverify.cutover.statistics import Estimate, Risk
-from treeverify.cutover.verdict import Figure, Stage, Verdict, few
+from treeverify.cutover.verdict import Figure, Kind, Verdict, few
 from treeverify.parity.law import holm
 
 FAMILY = ("acceptance", "logprob", "top-1", "top-k", "kl")
 """The statistical gates; a run's ``alpha`` is shared by all of them, and by all looks."""
 
 
-def generation(stage: Stage, baseline: Sample, candidate: Sample, limits: Limits) -> Verdict:
+def generation(stage: Kind, baseline: Sample, candidate: Sample, limits: Limits) -> Verdict:
     """Greedy texts are the same, or part only where two tokens were nearly equally likely.
 
     At the first difference both modes saw the same context. The gap that must have moved is the baseline's between the
     two tokens plus the candidate's; what rounding can move is ``limits.near_tie``. A text that differs at its first
-    token differs in prefill, which is not ours.
+    token differs in prefill, which is not ours. Without log-probabilities the gap is unknown: a text that parts is
+    listed and not judged.
     """
     theirs = {found.prompt: found for found in candidate.generations}
-    same, ties, prefill, faults, gaps, firsts = 0, 0, 0, list[str](), list[float](), list[int]()
+    same, ties, prefill, faults, gaps, firsts, unknown = 0, 0, 0, list[str](), list[float](), list[int](), list[str]()
     for mine in baseline.generations:
         place = None if mine.prompt not in theirs else _first_difference(mine, theirs[mine.prompt])
         if mine.prompt not in theirs:
@@ -34,6 +36,9 @@ def generation(stage: Stage, baseline: Sample, candidate: Sample, limits: Limits
             same += 1
         elif place == 0:
             prefill += 1
+        elif not mine.positions:
+            firsts.append(place)
+            unknown.append(f"{mine.prompt} at token {place}")
         else:
             gap = moved_gap(mine.positions[place], theirs[mine.prompt].positions[place])
             gaps.append(gap)
@@ -50,14 +55,18 @@ def generation(stage: Stage, baseline: Sample, candidate: Sample, limits: Limits
         "faults": len(faults),
         "first_difference": min(firsts, default=None),
         "largest_gap": max(gaps, default=None),
+        "not_judged": len(unknown),
     }
+    reason = f"{same} of {len(baseline.generations)} texts the same, {ties} part at a near-tie"
+    if unknown:
+        reason += f"; how likely the other token was is not known where they part: {few(unknown)}"
     return Verdict(
         stage=stage,
         gate="generation",
-        passed=same + ties > 0 and not faults,
+        passed=None if unknown and not faults else same + ties > 0 and not faults,
         figures=figures,
         threshold=f"texts part only where a gap of at most {limits.near_tie:g} nats closes",
-        reason=few(faults) or f"{same} of {len(baseline.generations)} texts the same, {ties} part at a near-tie",
+        reason=few(faults) or reason,
     )
 
 
@@ -79,42 +88,56 @@ class _Finding:
     what: str
 
 
-def statistical(stage: Stage, baseline: Sample, candidate: Sample, limits: Limits) -> list[Verdict]:
+def statistical(stage: Kind, baseline: Sample, candidate: Sample, limits: Limits) -> list[Verdict]:
     """The five statistical gates, Holm-corrected; one verdict ``statistics`` instead if there is too little to judge.
 
-    A gate fails where its figure is beyond its margin and chance does not explain it. It cannot show that nothing
-    differs: ``detectable`` says what it would have found.
+    Without log-probabilities ``acceptance`` alone is judged, and of all prompts. A gate fails where its figure is
+    beyond its margin and chance does not explain it. It cannot show that nothing differs: ``detectable`` says what it
+    would have found.
     """
+    judged = FAMILY if baseline.plan.logprobs else FAMILY[:1]
     pairs = statistics.forced_pairs(baseline, candidate)
-    prompts = len({pair.prompt for pair in pairs})
-    risk = Risk(limits.alpha / limits.looks / len(FAMILY), limits.power)
+    compared: Sequence[statistics.Pair | Generation] = pairs if baseline.plan.logprobs else candidate.generations
+    prompts = len({found.prompt for found in compared})
+    risk = Risk(limits.alpha / limits.looks / len(judged), limits.power)
     if prompts < limits.prompts:
         return [_too_little(stage, f"{prompts} prompts can be compared", limits)]
     lengths = _acceptance(baseline, candidate, risk)
     if lengths is None:
         return [_too_little(stage, "the server does not tell its acceptance lengths", limits)]
-    findings = [lengths, *_forced(pairs, limits, risk)]
+    findings = [lengths, *(_forced(pairs, limits, risk) if baseline.plan.logprobs else [])]
     adjusted = holm([finding.p for finding in findings])
-    verdicts = []
-    for finding, p in zip(findings, adjusted, strict=True):
-        alarm = p <= limits.alpha / limits.looks
-        blind = finding.gate == "kl" and float(finding.figures["detectable"] or 0) > limits.detectable_kl
-        verdicts.append(
-            Verdict(
-                stage=stage,
-                gate=finding.gate,
-                passed=not (alarm or blind),
-                figures={**finding.figures, "p_holm": p},
-                threshold=f"{finding.threshold}, at Holm-corrected p > {limits.alpha / limits.looks:g}",
-                reason=finding.what
-                + (f": more than chance explains (p {p:.2g})" if alarm else "")
-                + (f": too noisy to detect {limits.detectable_kl:g}; ask more prompts" if blind else ""),
-            )
-        )
-    return verdicts
+    verdicts = [_verdict(stage, finding, p, limits) for finding, p in zip(findings, adjusted, strict=True)]
+    return verdicts + [_without_logprobs(stage, gate) for gate in FAMILY if gate not in judged]
 
 
-def speed(stage: Stage, baseline: Sample, candidate: Sample, limits: Limits) -> Verdict:
+def _verdict(stage: Kind, finding: _Finding, p: float, limits: Limits) -> Verdict:
+    alarm = p <= limits.alpha / limits.looks
+    blind = finding.gate == "kl" and float(finding.figures["detectable"] or 0) > limits.detectable_kl
+    return Verdict(
+        stage=stage,
+        gate=finding.gate,
+        passed=not (alarm or blind),
+        figures={**finding.figures, "p_holm": p},
+        threshold=f"{finding.threshold}, at Holm-corrected p > {limits.alpha / limits.looks:g}",
+        reason=finding.what
+        + (f": more than chance explains (p {p:.2g})" if alarm else "")
+        + (f": too noisy to detect {limits.detectable_kl:g}; ask more prompts" if blind else ""),
+    )
+
+
+def _without_logprobs(stage: Kind, gate: str) -> Verdict:
+    return Verdict(
+        stage=stage,
+        gate=gate,
+        passed=None,
+        figures={},
+        threshold="none: the operator goes on without log-probabilities",
+        reason="the server was not asked for log-probabilities",
+    )
+
+
+def speed(stage: Kind, baseline: Sample, candidate: Sample, limits: Limits) -> Verdict:
     """Tokens per second, candidate over baseline; fails where the whole interval lies below the threshold."""
     found = statistics.speed_ratio(baseline, candidate, Risk(limits.alpha, limits.power))
     floor = limits.speed_ratio
@@ -139,8 +162,8 @@ def speed(stage: Stage, baseline: Sample, candidate: Sample, limits: Limits) -> 
 
 
 def _first_difference(mine: Generation, its: Generation) -> int | None:
-    pairs = zip(mine.positions, its.positions, strict=True)
-    return next((place for place, (a, b) in enumerate(pairs) if a.token != b.token), None)
+    pairs = zip(mine.tokens, its.tokens, strict=True)
+    return next((place for place, (a, b) in enumerate(pairs) if a != b), None)
 
 
 def _acceptance(baseline: Sample, candidate: Sample, risk: Risk) -> _Finding | None:
@@ -219,7 +242,7 @@ def _finding(gate: str, found: Estimate, threshold: str, what: str, positions: i
     return _Finding(gate, found.p, figures, threshold, f"{what} {found.mean:.3g} [{found.low:.3g}, {found.high:.3g}]")
 
 
-def _too_little(stage: Stage, what: str, limits: Limits) -> Verdict:
+def _too_little(stage: Kind, what: str, limits: Limits) -> Verdict:
     return Verdict(
         stage=stage,
         gate="statistics",

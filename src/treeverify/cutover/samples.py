@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -53,6 +53,7 @@ class Plan(_Frozen):
     new_tokens: int = Field(default=64, ge=2, description="tokens of each generation")
     probes: int = Field(default=4, ge=0, description="probes of each prompt, spread evenly over its forced text")
     probe_tokens: int = Field(default=8, ge=2, description="tokens after each; the first is prefill's")
+    logprobs: bool = Field(default=True, description="whether they are asked for; False: no probes either")
     top_logprobs: int = Field(default=20, ge=2)
     speed_passes: int = Field(default=2, ge=0, description="timed passes over all prompts")
     timeout: float = Field(default=120.0, gt=0, description="seconds for one request")
@@ -63,12 +64,12 @@ class Plan(_Frozen):
         if len(set(names)) != len(names):
             raise ValueError("prompts: expected names that differ")
         for prompt in self.prompts:
-            if self.probes and len(prompt.forced) <= self.probes:
+            if self.logprobs and self.probes and len(prompt.forced) <= self.probes:
                 raise ValueError(f"prompts: {prompt.name}: forced: expected more than {self.probes} characters or ids")
         return self
 
     @classmethod
-    def builtin(cls, prompts: int = 24, **sizes: int) -> Plan:
+    def builtin(cls, prompts: int = 24, **sizes: Any) -> Plan:
         """The first held-out prompts that ship with the package, as text, so that any model can read them.
 
         ``sizes``: other fields. ConfigError for more prompts than there are.
@@ -88,7 +89,7 @@ class Plan(_Frozen):
         return cls(prompts=chosen, **sizes)
 
     @classmethod
-    def from_file(cls, path: Path, **sizes: int) -> Plan:
+    def from_file(cls, path: Path, **sizes: Any) -> Plan:
         """Prompts from a JSONL file, one object a line: ``{"input": text or ids, "forced": the same, "name": ...}``.
 
         ``name`` may be left out. Raises ConfigError that names file and line.
@@ -119,9 +120,15 @@ class Generation(_Frozen):
     """One prompt's greedy continuation."""
 
     prompt: str
-    positions: list[Position] = Field(description="the first is prefill's")
+    positions: list[Position] = Field(description="the first is prefill's; empty without log-probabilities")
+    ids: list[int] = Field(default=[], description="its tokens, where positions are empty")
     verify_steps: int = Field(ge=0, description="0: the server did not speculate")
     accepted: list[int] | None = Field(description="steps by accepted draft tokens, root left out; None: not told")
+
+    @property
+    def tokens(self) -> list[int]:
+        """Its token ids."""
+        return self.ids or [position.token for position in self.positions]
 
 
 class Probe(_Frozen):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import httpx
 
 from treeverify.control import client
 from treeverify.control.schema import PluginState, RankState
+from treeverify.cutover.samples import Plan
 from treeverify.env import VerifyMode
 from treeverify.errors import SwitchError
 
@@ -23,6 +25,9 @@ class Service(Protocol):
 
     def healthy(self) -> bool:
         """Whether it answers its health call."""
+
+    def refuses_logprobs(self, plan: Plan) -> str | None:
+        """Return what it says to a request for log-probabilities, None if it gives them; raises ServerError."""
 
 
 class LiveService:
@@ -47,10 +52,21 @@ class LiveService:
             return False
         return answer.status_code == httpx.codes.OK
 
+    def refuses_logprobs(self, plan: Plan) -> str | None:
+        """See ``Service``."""
+        from treeverify.cutover.asking import refuses_logprobs
 
-def ranks(states: list[PluginState]) -> list[RankState]:
+        return refuses_logprobs(self._url, plan)
+
+
+def ranks(states: Sequence[PluginState]) -> list[RankState]:
     """Return all ranks of all groups."""
     return [rank for state in states for rank in state.ranks]
+
+
+def processes(states: Sequence[PluginState]) -> tuple[int, ...]:
+    """Return the ids of the processes that serve, in order."""
+    return tuple(sorted(rank.pid for rank in ranks(states)))
 
 
 def mode_of(states: list[PluginState]) -> VerifyMode:

@@ -36,11 +36,11 @@ class Settings(BaseModel):
         except ValidationError as error:
             raise ConfigError(f"--settings {path}: {first_fault(error)}") from None
 
-    def prompts(self) -> Plan:
-        """Return the plan of prompts; raises ConfigError."""
+    def prompts(self, *, logprobs: bool = True) -> Plan:
+        """Return the plan of prompts, with or without log-probabilities; raises ConfigError."""
         plan = Plan.builtin(self.builtin_prompts) if self.prompts_file is None else Plan.from_file(self.prompts_file)
         try:
-            return Plan.model_validate(plan.model_dump() | self.sampling)
+            return Plan.model_validate(plan.model_dump() | self.sampling | {"logprobs": logprobs})
         except ValidationError as error:
             raise ConfigError(f"--settings: sampling: {first_fault(error)}") from None
 

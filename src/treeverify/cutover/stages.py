@@ -11,12 +11,14 @@ from treeverify.errors import ContractError
 
 
 class Stage(StrEnum):
-    """Where a cutover is. The first six are work on the way to the target, in this order."""
+    """Where a cutover is. The first eight are work on the way to the target, in this order."""
 
     OFF = "off"  # the baseline serves and is sampled; a restart, if one is needed, happens here
     VALIDATE = "validate"  # both run, the baseline serves; a fixed plan of prompts is the load
     SOAK = "soak"  # the same for a stated time, with whatever the service gets
-    EAGER = "on-eager"  # ours serves without CUDA graphs; only where the operator asks
+    EAGER_VALIDATE = "validate-eager"  # a new process without CUDA graphs, validated; only where the operator asks
+    EAGER = "on-eager"  # ours serves in that process
+    GRAPHS_VALIDATE = "validate-graphs"  # a new process with graphs again, validated; only after an eager one
     ON = "on"  # ours serves
     UNIT = "unit"  # the unit is made to match, so that a later restart keeps the mode
     DONE = "done"
@@ -35,6 +37,8 @@ class Event(StrEnum):
     ASKED = "asked"  # the operator asks for the rollback
 
 
+RESTARTS = frozenset({Stage.EAGER_VALIDATE, Stage.GRAPHS_VALIDATE})
+"""Stages that begin with a new process: nothing that was found of another one counts for it."""
 ENDED = frozenset({Stage.DONE, Stage.ROLLED_BACK, Stage.STUCK})
 """Stages in which no tool is at work."""
 
@@ -48,7 +52,8 @@ def path(target: VerifyMode, *, eager: bool = False) -> tuple[Stage, ...]:
     checked = (Stage.OFF, Stage.VALIDATE, Stage.SOAK)
     if target is VerifyMode.VALIDATE:
         return (*checked, Stage.UNIT)
-    return (*checked, *((Stage.EAGER,) if eager else ()), Stage.ON, Stage.UNIT)
+    without_graphs = (Stage.EAGER_VALIDATE, Stage.EAGER, Stage.GRAPHS_VALIDATE) if eager else ()
+    return (*checked, *without_graphs, Stage.ON, Stage.UNIT)
 
 
 def transitions(stages: tuple[Stage, ...]) -> Mapping[tuple[Stage, Event], Stage]:
@@ -75,7 +80,9 @@ def served(stage: Stage, target: VerifyMode) -> VerifyMode:
         Stage.OFF: VerifyMode.OFF,
         Stage.VALIDATE: VerifyMode.VALIDATE,
         Stage.SOAK: VerifyMode.VALIDATE,
+        Stage.EAGER_VALIDATE: VerifyMode.VALIDATE,
         Stage.EAGER: VerifyMode.ON,
+        Stage.GRAPHS_VALIDATE: VerifyMode.VALIDATE,
         Stage.ON: VerifyMode.ON,
     }
     return modes.get(stage, target)

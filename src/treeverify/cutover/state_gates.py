@@ -8,38 +8,37 @@ from dataclasses import dataclass
 from treeverify.control.schema import BackendState, LayerCounts, PluginState, RankState, Shape
 from treeverify.cutover.limits import Limits
 from treeverify.cutover.samples import Sample
-from treeverify.cutover.verdict import Figure, Stage, Verdict, few
+from treeverify.cutover.verdict import Figure, Kind, Verdict, few
 from treeverify.env import VerifyMode
 from treeverify.errors import ConfigError
 from treeverify.ops.tree_attention.difference import ROW_EDGES
 
 States = Sequence[PluginState]
-EXPECTED: dict[Stage, VerifyMode] = {
+EXPECTED: dict[Kind, VerifyMode] = {
     "validate": VerifyMode.VALIDATE,
     "soak": VerifyMode.VALIDATE,
     "on": VerifyMode.ON,
 }
 
 
-def mode(stage: Stage, before: States, after: States) -> Verdict:
+def mode(stage: Kind, before: States, after: States) -> Verdict:
     """Every rank is in the stage's mode, before and after, and (but in a soak) served verify passes in it meanwhile."""
     expected = EXPECTED[stage]
     wrong = [f"{name} is {rank.mode}" for name, rank in (*_ranks(before), *_ranks(after)) if rank.mode is not expected]
-    calls = {name: _served(rank, expected) for name, rank in _ranks(after)}
-    earlier = {name: _served(rank, expected) for name, rank in _ranks(before)}
-    new = {name: count - earlier.get(name, 0) for name, count in calls.items()}
+    earlier = {(name, rank.pid): _served(rank, expected) for name, rank in _ranks(before)}
+    new = {name: _served(rank, expected) - earlier.get((name, rank.pid), 0) for name, rank in _ranks(after)}
     idle = [f"{name} served no verify pass" for name, count in new.items() if count <= 0] if stage != "soak" else []
     return Verdict(
         stage=stage,
         gate="mode",
-        passed=bool(calls) and not wrong and not idle,
-        figures={"ranks": len(calls), "fewest_passes": min(new.values(), default=0)},
+        passed=bool(new) and not wrong and not idle,
+        figures={"ranks": len(new), "fewest_passes": min(new.values(), default=0)},
         threshold=f"every rank in {expected.value}, and serving in it",
-        reason="; ".join([*wrong, *idle]) or f"all {len(calls)} ranks are in {expected.value}",
+        reason="; ".join([*wrong, *idle]) or f"all {len(new)} ranks are in {expected.value}",
     )
 
 
-def errors(stage: Stage, baseline: Sample | None, candidate: Sample | None, before: States, after: States) -> Verdict:
+def errors(stage: Kind, baseline: Sample | None, candidate: Sample | None, before: States, after: States) -> Verdict:
     """No request failed, no process was replaced, and nobody else switched the mode."""
     failed = [
         f"{name}: {len(sample.failures)} requests failed, first: {sample.failures[0]}"
@@ -74,7 +73,7 @@ class _Row:
     share: float
 
 
-def parity(stage: Stage, before: States, after: States, limits: Limits) -> Verdict:
+def parity(stage: Kind, before: States, after: States, limits: Limits) -> Verdict:
     """Ours against the baseline, layer by layer, from the counters of validate.
 
     Layer by layer, because one wrong head of one layer is lost among all rows of a large model. The rows that count
@@ -113,7 +112,7 @@ def parity(stage: Stage, before: States, after: States, limits: Limits) -> Verdi
     )
 
 
-def shapes(stage: Stage, after: States) -> Verdict:
+def shapes(stage: Kind, after: States) -> Verdict:
     """Every shape that ours served was compared under validate: same nodes, heads and mask, no more requests.
 
     Fewer requests than compared are covered, because requests of a batch do not see each other. Before ``on`` there

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
+
+import httpx
 
 from treeverify.cutover import files, gates, report, samples
 from treeverify.cutover.acts import Acts, Hands
@@ -15,10 +17,10 @@ from treeverify.cutover.evidence import Evidence
 from treeverify.cutover.exits import Exit
 from treeverify.cutover.history import Run, last_run
 from treeverify.cutover.journal import Journal
-from treeverify.cutover.lock import hold
+from treeverify.cutover.lock import hold, hold_name
 from treeverify.cutover.machine import Judges, Machine
 from treeverify.cutover.plan import Before, CutoverPlan, describe, why_restart
-from treeverify.cutover.preflight import look, require_path
+from treeverify.cutover.preflight import look, require_logprobs, require_path
 from treeverify.cutover.rollback import live_mode, roll_back
 from treeverify.cutover.runner import Runner
 from treeverify.cutover.service import Service
@@ -51,7 +53,7 @@ class Tool:
         if run is not None and not run.ended:
             return [f"run {run.name} was cut off in stage {run.stage.value}: it goes on, or is rolled back"]
         before = self._look()
-        require_path(plan, before)
+        self._require(plan, before)
         return describe(plan, before, list(before.files))
 
     def run(self, plan: CutoverPlan) -> None:
@@ -60,7 +62,7 @@ class Tool:
         Raises CutoverError; from code 20 on, the run was stopped and rolled back.
         """
         if not os.path.exists(self.folder):
-            require_path(plan, self._look())  # no folder is made for a unit or a server that is not there
+            self._require(plan, self._look())  # no folder is made for a unit or a server that is not there
         with self._locked() as hands:
             run = last_run(hands.journal.records)
             if run is not None and run.stage is Stage.STUCK:
@@ -71,7 +73,7 @@ class Tool:
                 self._go_on(hands, run, plan)
                 return
             before = self._look()
-            require_path(plan, before)
+            self._require(plan, before)
             if self._nothing_to_do(plan, before):
                 self.say(f"{plan.unit} serves {plan.target.value}, and so will its next start: nothing to do")
                 return
@@ -115,7 +117,10 @@ class Tool:
         self.runner.check()
         files.require_writable(self.folder / "journal.jsonl")
         self.folder.mkdir(parents=True, exist_ok=True)
-        with hold(self.folder / "lock"):
+        with ExitStack() as held:
+            held.enter_context(hold(self.folder / "lock"))
+            for name in (*self.runner.names(), f"port {_port(self.url)}"):
+                held.enter_context(hold_name(name))
             yield Hands(self.runner, self.service, self._journal(), self.say, self.check)
 
     def _journal(self) -> Journal:
@@ -129,6 +134,11 @@ class Tool:
     def _look(self) -> Before:
         files.require_writable(self.folder / "journal.jsonl")
         return look(self.url, self.runner, self.service)
+
+    def _require(self, plan: CutoverPlan, before: Before) -> None:
+        require_path(plan, before)
+        if not self._nothing_to_do(plan, before):
+            require_logprobs(plan, self.service)
 
     def _nothing_to_do(self, plan: CutoverPlan, before: Before) -> bool:
         return before.mode is plan.target and before.next_mode == plan.target.value and not why_restart(plan, before)
@@ -190,10 +200,19 @@ class Tool:
             self.say(f"no report: {type(error).__name__}: {error}")
 
 
+def _port(url: str) -> int:
+    """Return the port of ``url``: a server has several names on its machine, and one port."""
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL:
+        raise CutoverError(Exit.UNREACHABLE, f"{url}: expected an address like http://HOST:PORT") from None
+    return parsed.port or (443 if parsed.scheme == "https" else 80)
+
+
 def _detail(data: object) -> str:
     if not isinstance(data, dict):
         return ""
     if "verdict" in data:
-        verdict = data["verdict"]
-        return f"{verdict['gate']}: {'passed' if verdict['passed'] else 'failed'}: {verdict['reason']}"
+        verdict = gates.Verdict.model_validate(data["verdict"])
+        return f"{verdict.gate}: {verdict.outcome}: {verdict.reason}"
     return ", ".join(f"{name} {value}" for name, value in data.items() if name in ("act", "mode", "reason", "left"))

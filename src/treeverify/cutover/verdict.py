@@ -6,22 +6,33 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-Stage = Literal["validate", "soak", "on"]
+Kind = Literal["validate", "soak", "on"]
 """``validate``: short, synthetic load; ``soak``: live traffic under validate; ``on``: ours serves."""
+Stage = Literal[Kind, "validate-eager", "on-eager", "validate-graphs"]
+"""The kinds, and the stages of a cutover that are judged as one of them."""
 Figure = float | int | str | None
 
 
 class Verdict(BaseModel):
-    """One gate's answer. ``reason`` is one line for an operator: why it passed, or what is wrong and where."""
+    """One gate's answer. ``reason`` is one line for an operator: why it passed, or what is wrong and where.
+
+    ``passed`` is None where the gate could not judge, which the operator has allowed: it then holds nothing up, and
+    says nothing either.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     stage: Stage
     gate: str
-    passed: bool
+    passed: bool | None
     figures: dict[str, Figure]
     threshold: str
     reason: str
+
+    @property
+    def outcome(self) -> str:
+        """``passed``, ``FAILED`` or ``not judged``."""
+        return "not judged" if self.passed is None else "passed" if self.passed else "FAILED"
 
 
 def few(lines: list[str], most: int = 3) -> str:
