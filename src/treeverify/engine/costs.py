@@ -19,9 +19,9 @@ class CostTable:
 
     ``widths``: the ladder, rising, the first is 1. ``batches``, ``contexts``: rising, >= 1; a context is the committed
     tokens of a request. ``verify``: float64 [widths, batches, contexts], all of a step but the draft. ``draft``:
-    float64 [batches, contexts]. Values must be finite and > 0 (draft: >= 0). More nodes, requests or tokens never cost less:
-    both are made monotone along every axis by running maxima, so noise in a measurement cannot make a wider tree look
-    cheaper. Raises ConfigError for anything else.
+    float64 [batches, contexts]. Values must be finite and > 0 (draft: >= 0). More nodes, requests or tokens
+    never cost less: both are made monotone along every axis by running maxima, so noise in a measurement cannot make a
+    wider tree look cheaper. Raises ConfigError for anything else.
     """
 
     widths: tuple[int, ...]

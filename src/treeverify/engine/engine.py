@@ -11,11 +11,13 @@ import numpy as np
 import torch
 
 from treeverify import env
+from treeverify.engine.budget import WidthPolicy
 from treeverify.engine.cache import Cache
 from treeverify.engine.metrics import Metrics
 from treeverify.engine.protocols import Drafter, Target
 from treeverify.engine.randomness import fresh_seed
 from treeverify.engine.request import (
+    Budget,
     DraftMode,
     DraftOptions,
     FinishReason,
@@ -76,8 +78,9 @@ class Engine:
         config: EngineConfig | None = None,
         *,
         mine: Implementation | None = None,
+        policy: WidthPolicy | None = None,
     ) -> None:
-        """Allocate the pool. ``mine`` replaces the implementation under test (tests plant faults with it)."""
+        """Allocate the pool. Tests plant faults with ``mine``. Without a ``policy``, ``budget="auto"`` is refused."""
         if mine is None:
             env.refuse_fault("an engine that was given no faulty kernel")
         self.config = config or EngineConfig()
@@ -86,10 +89,10 @@ class Engine:
         self._cache = Cache(target, drafter, self.config.slots, self.config.pool_seed)
         mode = env.verify_mode() if self.config.verify is None else env.parse_verify_mode(self.config.verify)
         self._attention = VerifyAttention(mode, target.scale, mine or ours(self.config.implementation))
-        self._stepper = Stepper(target, drafter, self._cache, self._attention, self.metrics)
+        self._stepper = Stepper(target, drafter, self._cache, self._attention, self.metrics, policy)
         self._scheduler = Scheduler(self.config.max_batch, self._cache.grow, self._cache.release)
         self._requests: dict[int, Request] = {}
-        self._next_id = 0
+        self._next_id, self._widest = 0, None if policy is None else policy.widest
 
     # -- what is asked ------------------------------------------------------------------------------------------------
 
@@ -99,12 +102,12 @@ class Engine:
         params: SamplingParams | None = None,
         *,
         draft: DraftMode | str = DraftMode.TREE,
-        budget: int | None = None,
+        budget: Budget = None,
         top_logprobs: int | None = None,
     ) -> int:
         """Queue a request and return its id; it starts when it fits.
 
-        ``budget``: draft nodes beside the root (default: 16 for a tree, the drafter's depth for a chain).
+        ``budget``: draft nodes beside the root (default: 16 for a tree, the drafter's depth for a chain), or ``auto``.
         ``top_logprobs``: keep each new token's log-probability and those of so many likeliest ids (None: keep none).
         Raises ContractError (empty prompt, ids out of range), ConfigError (draft, budget, top_logprobs) or
         CapacityError (can never fit).
@@ -112,7 +115,7 @@ class Engine:
         params = params or SamplingParams()
         if top_logprobs is not None:
             check_int("top_logprobs", top_logprobs, 0, self.target.vocab_size + 1)
-        options = DraftOptions.of(draft, budget)
+        options = DraftOptions.of(draft, budget, self._widest)
         if options.mode is not DraftMode.NONE and self.drafter is None:
             raise ConfigError(f"draft: {options.mode} needs a drafter, and this engine has none")
         prompt = checked_prompt(prompt_ids, self.target.vocab_size, self.target.context)
@@ -176,8 +179,7 @@ class Engine:
         self._scheduler.admit()
         outputs = self._prefill()
         ready = self._scheduler.reserve()
-        by_width = sorted(ready, key=lambda request: request.width)
-        for _, group in groupby(by_width, key=lambda request: request.width):
+        for _, group in groupby(sorted(ready, key=lambda r: r.group), key=lambda r: r.group):
             requests = list(group)
             outputs += [self._output(r, new) for r, new in zip(requests, self._stepper.decode(requests), strict=True)]
         self.metrics.retractions += self._scheduler.take_retractions()
@@ -189,7 +191,7 @@ class Engine:
         params: SamplingParams | None = None,
         *,
         draft: DraftMode | str = DraftMode.TREE,
-        budget: int | None = None,
+        budget: Budget = None,
     ) -> Iterator[list[int]]:
         """Submit (at once, so errors come from this call) and yield new tokens as steps commit them.
 
@@ -203,7 +205,7 @@ class Engine:
         params: SamplingParams | None = None,
         *,
         draft: DraftMode | str = DraftMode.TREE,
-        budget: int | None = None,
+        budget: Budget = None,
     ) -> Result:
         """Submit one request and run until it has ended."""
         return self.finish(self.submit(prompt_ids, params, draft=draft, budget=budget))

@@ -46,6 +46,7 @@ class Metrics:
     retractions: int = 0
     acceptance: Counter[int] = field(default_factory=Counter)  # acceptance length (root counted) -> steps
     nodes: int = 0  # draft nodes verified, roots included
+    widths: Counter[int] = field(default_factory=Counter)  # nodes of a request's tree, root included -> steps
     moved_rows: int = 0  # KV rows moved at commit, per layer
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
     observer: StepObserver | None = None

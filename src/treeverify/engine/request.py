@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,11 @@ from treeverify.tree.law import LawParams
 
 MAX_BUDGET = 259
 """Draft nodes beside the root; the CUDA kernel verifies at most 260 nodes per request."""
+
+
+Budget: TypeAlias = int | str | None
+"""Draft nodes beside the root; ``"auto"``: chosen for each step by cost; None: the draft mode's default."""
+AUTO = "auto"
 
 
 class DraftMode(StrEnum):
@@ -63,22 +69,36 @@ class SamplingParams:
 
 @dataclass(frozen=True)
 class DraftOptions:
-    """Draft mode and budget (nodes beside the root) of one request; ConfigError for anything that is not one."""
+    """Draft mode and budget (nodes beside the root) of one request; ConfigError for anything that is not one.
+
+    ``auto``: a step may use less than the budget, as the engine's policy decides.
+    """
 
     mode: DraftMode
     budget: int
+    auto: bool = False
 
     @classmethod
-    def of(cls, mode: str, budget: int | None) -> DraftOptions:
-        """Parse; the default budget is 16 for a tree, and for a chain as much as the drafter drafts."""
+    def of(cls, mode: str, budget: Budget, widest: int | None = None) -> DraftOptions:
+        """Parse; the default budget is 16 for a tree, and for a chain as much as the drafter drafts.
+
+        ``widest``: the most nodes that ``auto`` may use, root included; None where there are no costs to choose by.
+        """
         try:
             parsed = DraftMode(mode)
         except ValueError:
             raise ConfigError(f"draft: expected one of {', '.join(DraftMode)}; got {mode!r}") from None
+        auto = budget == AUTO
+        if auto and (parsed is not DraftMode.TREE or widest is None):
+            needed = "draft tree" if widest is not None else "measured costs, which this engine does not have"
+            raise ConfigError(f"budget: auto needs {needed}")
+        if auto and widest is not None:
+            budget = widest - 1
         if budget is None:
             budget = 16 if parsed is DraftMode.TREE else MAX_BUDGET
         check_int("budget", budget, 0, MAX_BUDGET + 1)
-        return cls(parsed, 0 if parsed is DraftMode.NONE else budget)
+        assert isinstance(budget, int | np.integer)
+        return cls(parsed, 0 if parsed is DraftMode.NONE else int(budget), auto)
 
     def width(self, depth: int) -> int:
         """Nodes that a step may verify, root included, with a drafter of ``depth`` tokens."""
@@ -128,6 +148,11 @@ class Request:
     def most_slots(prompt: int, max_new: int, width: int) -> int:
         """Slots a request owns at most: its last step has all but the final two tokens committed, and its nodes."""
         return prompt if max_new == 1 else prompt + max_new - 2 + width
+
+    @property
+    def group(self) -> tuple[int, bool]:
+        """Requests of one group are verified in one call."""
+        return self.width, self.draft.auto
 
     @property
     def remaining(self) -> int:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from treeverify.engine.budget import WidthPolicy
 from treeverify.engine.cache import Cache, to_device
 from treeverify.engine.logprobs import note_logprobs
 from treeverify.engine.metrics import Metrics
@@ -17,7 +18,7 @@ from treeverify.engine.request import DraftMode, Request
 from treeverify.engine.verify import VerifyAttention, VerifyBatch
 from treeverify.errors import ContractError
 from treeverify.tree.accept import Acceptance, accept
-from treeverify.tree.build import build_tree, top_candidates
+from treeverify.tree.build import ScoredTree, build_scored, top_candidates
 from treeverify.tree.law import RowParams, sample, target_law_rows
 from treeverify.tree.packing import pack_rows
 from treeverify.tree.topology import Tree
@@ -25,6 +26,7 @@ from treeverify.tree.visibility import visibility
 
 Ints = NDArray[np.int64]
 _ROOT_ALONE = np.array([-1], dtype=np.int32)
+_ROOT_SCORE = np.zeros(1, dtype=np.float32)
 _ROOT_PATH = np.array([0], dtype=np.int32)
 
 
@@ -41,11 +43,17 @@ class Stepper:
     """Runs forwards for requests that already own the slots they need; knows nothing of queues."""
 
     def __init__(
-        self, target: Target, drafter: Drafter | None, cache: Cache, attention: VerifyAttention, metrics: Metrics
+        self,
+        target: Target,
+        drafter: Drafter | None,
+        cache: Cache,
+        attention: VerifyAttention,
+        metrics: Metrics,
+        policy: WidthPolicy | None = None,
     ) -> None:
-        """All state is the cache's, the requests' and the metrics'."""
+        """All state is the cache's, the requests', the metrics' and the policy's."""
         self._target, self._drafter, self._cache = target, drafter, cache
-        self._attention, self._metrics = attention, metrics
+        self._attention, self._metrics, self._policy = attention, metrics, policy
         self._device = target.device
 
     def prefill(self, request: Request, limit: int) -> list[int]:
@@ -79,19 +87,28 @@ class Stepper:
         return kept
 
     def decode(self, requests: list[Request]) -> list[list[int]]:
-        """One step for decoding requests of one width; returns each one's new tokens (at least one)."""
+        """One step for decoding requests of one group; returns each one's new tokens (at least one)."""
         stage = self._metrics.stage
         prefix = self._prefix(requests)
+        policy = self._policy if requests[0].draft.auto else None
+        context = sum(prefix.lengths) // len(requests)
         with stage("draft"):
-            drafts = self._draft(requests, prefix)
+            wanted = policy is None or policy.drafts(len(requests), context)
+            drafts = self._draft(requests, prefix) if wanted else None
         with stage("tree"):
-            trees = [self._tree(r, None if drafts is None else drafts[i]) for i, r in enumerate(requests)]
+            scored = [self._tree(r, None if drafts is None else drafts[i]) for i, r in enumerate(requests)]
+            trees = [tree.tree for tree in scored]
+            if policy is not None and drafts is not None:
+                width = policy.choose([tree.scores for tree in scored], context)
+                trees = [tree.cut(width) for tree in scored]
         with stage("verify"):
             logits, features, slots = self._verify(requests, trees, prefix)
         with stage("accept"):
             depths = [tree.depths for tree in trees]
             samples = self._sample(requests, logits, depths, [r.length for r in requests])
             accepted = [_accept(*pair) for pair in zip(trees, samples, strict=True)]
+            if policy is not None and drafts is not None:
+                policy.accepted([len(each.path) - 1 for each in accepted])
         with stage("commit"):
             new = [_new_tokens(r, tree, a) for r, tree, a in zip(requests, trees, accepted, strict=True)]
             self._commit(requests, accepted, features, slots)
@@ -118,15 +135,15 @@ class Stepper:
         starts = self._to(np.array(prefix.lengths))
         return self._drafter.draft(self._cache.context, self._to(roots), starts, context_slots, lengths).cpu().numpy()
 
-    def _tree(self, request: Request, logits: NDArray[np.float32] | None) -> Tree:
-        """The request's tree; no deeper than its remaining tokens can use (the last one is always a bonus)."""
+    def _tree(self, request: Request, logits: NDArray[np.float32] | None) -> ScoredTree:
+        """The request's widest tree; no deeper than its remaining tokens can use (the last one is always a bonus)."""
         root = int(request.ids[request.length - 1])
         depth = request.remaining - 1
         if logits is None or request.width == 1 or depth == 0:
-            return Tree(np.array([root], dtype=np.int64), _ROOT_ALONE)
+            return ScoredTree(Tree(np.array([root], dtype=np.int64), _ROOT_ALONE), _ROOT_SCORE)
         budget = request.width - 1
         candidates = top_candidates(logits[:depth], 1 if request.draft.mode is DraftMode.CHAIN else budget)
-        return build_tree(root, candidates, budget)
+        return build_scored(root, candidates, budget)
 
     def _verify(
         self, requests: list[Request], trees: list[Tree], prefix: Prefix
@@ -233,6 +250,7 @@ class Stepper:
         metrics.steps += 1
         metrics.request_steps += len(trees)
         metrics.nodes += sum(tree.width for tree in trees)
+        metrics.widths.update(tree.width for tree in trees)
         metrics.acceptance.update(len(tokens) for tokens in new)
         if metrics.observer is not None:
             for request, tree, path in zip(requests, trees, accepted, strict=True):

@@ -1,9 +1,9 @@
 """How wide a tree pays: expected tokens per millisecond over a ladder of widths. Pure numpy.
 
 A node is accepted if the target takes its whole path, so the expected acceptance length of a tree is 1 (the bonus
-token) plus the sum of its nodes' path probabilities. A best-first tree of a smaller width is a prefix of a wider one, and no
-tree of the same width, the chain included, has a larger sum. The rule (arXiv 2606.01813): take the width at which
-expected tokens over the step's time, draft and verify, is largest.
+token) plus the sum of its nodes' path probabilities. A best-first tree of a smaller width is a prefix of a wider one,
+and no tree of the same width, the chain included, has a larger sum. The rule (arXiv 2606.01813): take the width at
+which expected tokens over the step's time, draft and verify, is largest.
 
 The drafter's path probabilities come from marginals and are not the target's. ``Calibration`` learns one factor for
 their sum from what is accepted.
