@@ -4,25 +4,27 @@ Hidden size 7168, 8 of 64 heads, all 384 experts with an eighth of their width, 
 dense layer; as many layers as ``--layers`` says (61 do not fit in bf16). Weights are SGLang's dummy ones, made on the
 device, in bf16; the published experts are int4, so the MoE share here is larger than theirs, and nothing is
 communicated. One server, NGRAM trees of 16, CUDA graphs, batch 1; modes are switched live. Run by sglang_live.sh with
-LIVE=kimi_rank.py; writes kimi_rank.json; exit status 1 if a step was not measured.
+LIVE=kimi_rank.py; writes kimi_rank.json after every point; exit status 1 if a step was not measured.
+
+There is no table of DDTREE: SGLang's simulated acceptance (SGLANG_SIMULATE_ACC_LEN) is in the acceptance of DFLASH and
+of the EAGLE family, which DDTREE replaces, so that it does nothing here; and no drafter of this geometry exists.
 """
 
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
-import random
-import statistics
 import sys
-import tempfile
-import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from live_server import NGRAM, Server
+import live_part
+from live_part import Part
+from live_server import NGRAM, Server, running
+from live_windows import ATTENTION, STEPS, Side, medians, prompts_of, ratio, rotate, trace
 
 TP = 8
 HEADS, EXPERTS, VOCABULARY = 64, 384, 163840
@@ -84,54 +86,22 @@ def kind(kernel: str) -> str:
     return "rest"
 
 
-def split(trace: Path, layers: int) -> dict[str, Any]:
+def split(events: Sequence[dict[str, Any]], layers: int) -> dict[str, Any]:
     """Microseconds per step by part, and the largest kernels, from a profiler's trace of verify steps."""
-    with gzip.open(trace, "rt") as file:
-        events = [e for e in json.load(file)["traceEvents"] if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
-    calls = sum(any(part in e["name"] for part in ("_fwd_kernel", "tree_attention_portable")) for e in events)
-    steps = calls / layers
+    used = [one for one in events if one.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+    steps = sum(any(part in one["name"] for part in ATTENTION) for one in used) / layers
+    if steps < 1:
+        raise RuntimeError("trace: no verify step")
     parts, names = Counter[str](), Counter[str]()
-    for event in events:
-        parts[kind(event["name"])] += event["dur"]
-        names[event["name"][:90]] += event["dur"]
+    for one in used:
+        parts[kind(one["name"])] += one["dur"]
+        names[one["name"][:90]] += one["dur"]
     return {
         "steps": steps,
-        "kernels_per_step": len(events) / steps,
+        "kernels_per_step": len(used) / steps,
         "us_per_step": {part: total / steps for part, total in parts.items()},
         "largest_us_per_step": {name: total / steps for name, total in names.most_common(12)},
     }
-
-
-def window(server: Server, ids: list[int], tokens: int) -> dict[str, float]:
-    """Milliseconds a verify step takes, prefill (of a prefix in the radix cache) taken off, and tokens per step."""
-    begin = time.perf_counter()
-    server.generate([ids], 1)
-    prefill = time.perf_counter() - begin
-    begin = time.perf_counter()
-    (answer,) = server.generate([ids], tokens)
-    seconds = time.perf_counter() - begin - prefill
-    steps = answer["meta_info"]["spec_verify_ct"]
-    return {"step_ms": 1e3 * seconds / steps, "accept": tokens / steps}
-
-
-def profile(server: Server, ids: list[int], folder: Path, layers: int, known: dict[str, float]) -> dict[str, Any]:
-    """Profile six verify steps of a running request, of which a window is ``known``."""
-    step = known["step_ms"]
-    tokens = min(SPARE - 16, round(known["accept"] * max(14, 1500 / step)))
-    thread = threading.Thread(target=server.generate, args=([ids], tokens))
-    thread.start()
-    time.sleep(0.3 + 2e-3 * step)
-    before = set(folder.rglob("*.json.gz"))
-    server.ask("/start_profile", {"output_dir": str(folder), "num_steps": 6, "activities": ["GPU"]})
-    thread.join()
-    deadline = time.time() + 30
-    while time.time() < deadline:
-        fresh = set(folder.rglob("*.json.gz")) - before
-        if fresh:
-            time.sleep(1.0)
-            return split(max(fresh, key=lambda path: path.stat().st_mtime), layers)
-        time.sleep(0.2)
-    raise RuntimeError("the profiler wrote no trace")
 
 
 def main() -> int:
@@ -140,58 +110,44 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--prefixes", default="2048,30000,100000")
-    parser.add_argument("--windows", type=int, default=3)
+    parser.add_argument("--windows", type=int, default=5)
     parser.add_argument("--startup", type=float, default=200)
     options = parser.parse_args()
+    part = Part("kimi_rank", options.out / "kimi_rank.json", live_part.new_folder(), startup=options.startup)
+    part.found |= {"layers": options.layers, "nodes": NODES}
+    return int(live_part.run(part, lambda part: measure(part, options)))
+
+
+def measure(part: Part, options: argparse.Namespace) -> None:
+    """Every prefix in both modes."""
     prefixes = [int(text) for text in options.prefixes.split(",")]
     context = max(prefixes) + SPARE
-    folder = Path(tempfile.mkdtemp())
-    (folder / "config.json").write_text(json.dumps(geometry(options.layers, context)))
-    record: dict[str, Any] = {"layers": options.layers, "nodes": NODES, "points": [], "failures": []}
+    (part.folder / "config.json").write_text(json.dumps(geometry(options.layers, context)))
     flags = f"--load-format dummy --context-length {context} --max-total-tokens {2 * context} --max-running-requests 2"
     flags += " --attention-backend treeverify --mem-fraction-static 0.9 --cuda-graph-bs-decode 1"
-    server = Server("kimi_rank", folder, 40000, folder, [*flags.split(), *NGRAM], KDTREE_VERIFY_ALLOW="off,on")
-    begin = time.time()
-    try:
-        if not server.wait(begin + options.startup):
-            record["failures"].append("the server did not come up")
-            print(*server.log.read_text(errors="replace").splitlines()[-25:], sep="\n  | ")
-            return 1
-        record["up_s"] = time.time() - begin
+    server = Server("kimi_rank", part.folder, 0, part.folder, [*flags.split(), *NGRAM], KDTREE_VERIFY_ALLOW="off,on")
+    with running(part, [server]):
+        points: list[dict[str, Any]] = []
         for prefix in prefixes:
-            record["points"].append(point(server, prefix, folder, options))
-            print(json.dumps(record["points"][-1]), flush=True)
-    except (OSError, KeyError, ValueError, RuntimeError) as error:
-        record["failures"].append(f"{type(error).__name__}: {error}")
-    finally:
-        server.stop()
-        record["seconds"] = time.time() - begin
-        (options.out / "kimi_rank.json").write_text(json.dumps(record, indent=1) + "\n")
-        (options.out / "kimi_rank.log").write_text(server.log.read_text(errors="replace")[-200_000:])
-    return 1 if record["failures"] else 0
+            points.append(point(part, server, prefix, options))
+            part.keep("points", points)
+            print(json.dumps({k: v for k, v in points[-1].items() if k != "windows"}), flush=True)
 
 
-def point(server: Server, prefix: int, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """One prefix: alternating windows of both modes, then a profile of each."""
-    rng = random.Random(prefix)
-    ids = [rng.randrange(2, VOCABULARY // TP) for _ in range(prefix)]
+def point(part: Part, server: Server, prefix: int, options: argparse.Namespace) -> dict[str, Any]:
+    """One prefix: alternating windows of both modes, then a profile of six steps of each."""
+    prompts = prompts_of(prefix, 1, VOCABULARY // TP)
     begin = time.perf_counter()
-    server.generate([ids], 2)
-    found: dict[str, Any] = {"prefix": prefix, "prefill_s": time.perf_counter() - begin, "windows": []}
-    for mode in ("off", "on"):
-        server.switch(mode)
-        server.generate([ids], 4)
-    for _ in range(options.windows):
-        pair = {}
-        for mode in ("off", "on"):
-            server.switch(mode)
-            pair[mode] = window(server, ids, 160)
-        found["windows"].append(pair)
-    for mode in ("off", "on"):
-        server.switch(mode)
-        known = {key: statistics.median(pair[mode][key] for pair in found["windows"]) for key in ("step_ms", "accept")}
-        found[mode] = known | {"profile": profile(server, ids, folder, options.layers, known)}
-    found["ratio"] = statistics.median(pair["off"]["step_ms"] / pair["on"]["step_ms"] for pair in found["windows"])
+    server.generate(prompts, 2)
+    found: dict[str, Any] = {"prefix": prefix, "prefill_s": time.perf_counter() - begin}
+    sides = {mode: Side(server, mode) for mode in ("off", "on")}
+    windows = rotate(sides, prompts, 0.3, SPARE - 64, rounds=options.windows)
+    found |= {"step_ratio": ratio(windows, "off", "on", "step_ms"), "windows": windows}
+    for mode, side in sides.items():
+        events = trace(side, part.folder / f"trace_{prefix}_{mode}", prompts, 6, SPARE - 64)
+        found[mode] = medians(windows)[mode] | {"profile": split(events, options.layers)}
+        if found[mode]["fewest_steps"] < STEPS:
+            part.failures.append(f"{prefix} {mode}: windows of {found[mode]['fewest_steps']} steps, expected {STEPS}")
     return found
 
 

@@ -11,11 +11,14 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from live_models import VOCAB
-from live_server import BY_KIND, NGRAM, Server, start, summary
+from live_part import Part
+from live_server import BY_KIND, NGRAM, Server, plant, running, summary
 
 BOUND = 0.9
 """Bf16 ULP between the two results: in a million rows, none was beyond 1."""
@@ -27,44 +30,38 @@ def activate():
 """
 
 
-def dumps(folder: Path, models: Path, kinds: list[str], startup: float) -> tuple[dict[str, Any], list[str]]:
+def dumps(part: Part) -> None:
     """One dump per prefix; each result's error against float64, SGLang's and ours as served, in the record."""
-    plant, kept = folder / "plant", folder / "dumps"
-    info = plant / "lower_bound-0.dist-info"
-    info.mkdir(parents=True)
-    kept.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: lower-bound\nVersion: 0\n")
-    (info / "entry_points.txt").write_text("[sglang.srt.plugins]\nlower_bound = lower_bound:activate\n")
-    (plant / "lower_bound.py").write_text(PLANT)
     flags = [*NGRAM, *BY_KIND["graph"], "--context-length", "40960", "--max-total-tokens", "330000"]
-    server = Server(
-        "dumps",
-        models / "target",
-        29000,
-        folder,
-        ["--attention-backend", "treeverify", "--mem-fraction-static", "0.7", *flags],
-        PYTHONPATH=f"{plant}:{os.environ['PYTHONPATH']}",
-        KDTREE_DUMP_DIR=str(kept),
-        KDTREE_VERIFY="validate",
-    )
-    try:
-        failures = start([server], startup)
-        if failures:
-            return {}, failures
-        for prefix in PREFIXES:
-            draw = random.Random(prefix)
-            server.generate([[draw.randrange(2, VOCAB) for _ in range(prefix)]], 64)
-            server.state()  # writes what was kept, and makes room for the next
-        counted = summary(server.state())
-    finally:
-        server.stop()
-    replays = [_replay(path) for path in sorted(kept.glob("*.safetensors"))]
+    with tempfile.TemporaryDirectory() as outside:  # of the logs: a dump is up to 40 MB
+        kept = Path(outside)
+        server = Server(
+            "dumps",
+            part.models / "target",
+            0,
+            part.folder,
+            ["--attention-backend", "treeverify", "--mem-fraction-static", "0.7", *flags],
+            PYTHONPATH=f"{plant(part.folder, 'lower_bound', PLANT)}:{os.environ.get('PYTHONPATH', '')}",
+            KDTREE_DUMP_DIR=str(kept),
+            KDTREE_VERIFY="validate",
+            KDTREE_VERIFY_ALLOW="validate",
+        )
+        with running(part, [server]):
+            for prefix in PREFIXES:
+                draw = random.Random(prefix)
+                server.generate([[draw.randrange(2, VOCAB) for _ in range(prefix)]], 64)
+                server.state()  # writes what was kept, and makes room for the next
+            part.keep("summary", summary(server.state()))
+        part.keep("asked_s", part.spent())
+        replays: list[dict[str, Any]] = []
+        with ThreadPoolExecutor(4) as pool:
+            for one in pool.map(_replay, sorted(kept.glob("*.safetensors"))):
+                replays.append(one)
+                part.keep("replays", replays)
+                print(json.dumps(one), flush=True)
     if len(replays) < 3:
-        failures.append(f"dumps: {len(replays)} files, expected at least 3")
-    failures += [f"dumps: ours is worse: {one}" for one in replays if one.get("worse", True)]
-    for one in replays:
-        print(json.dumps(one), flush=True)
-    return {"bound": BOUND, "summary": counted, "replays": replays}, failures
+        part.failures.append(f"dumps: {len(replays)} files, expected at least 3")
+    part.failures += [f"dumps: ours is worse: {one}" for one in replays if one.get("worse", True)]
 
 
 def _replay(path: Path) -> dict[str, Any]:

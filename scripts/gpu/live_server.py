@@ -12,10 +12,13 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from live_part import Part
 
 MODES = ("off", "validate", "on")
 NEAR_TIE = 0.25
@@ -33,11 +36,21 @@ BY_KIND = {
 NGRAM = shlex.split(
     "--speculative-algorithm NGRAM --speculative-num-draft-tokens 16 --speculative-ngram-max-bfs-breadth 4"
 )
+FA3 = shlex.split(
+    "--prefill-attention-backend triton --decode-attention-backend fa3 --speculative-attention-mode decode"
+)
+"""Verify and decode by FA3. Its slimmed library has no kernel for MLA's prefill, which no window measures."""
 TREE = shlex.split("--speculative-num-steps 4 --speculative-eagle-topk 4 --speculative-num-draft-tokens 16")
+PORTS = int(os.environ.get("LIVE_PORTS", "10000"))
+"""First port of this run; a run beside it gets another."""
+SPACING = 300
+PIDS = os.environ.get("LIVE_PIDS")
+"""File that gets the process group of every server, for whoever must end them if this process is killed."""
 ENVIRONMENT = {
     "SGLANG_IS_FLASHINFER_AVAILABLE": "false",
     "SGLANG_ENABLE_JIT_DEEPGEMM": "0",
     "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false",
+    "SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK": "false",  # other servers of a run may be on one of the GPUs
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
@@ -45,12 +58,15 @@ ENVIRONMENT = {
 
 
 class Server:
-    """One server process, started in mode ``off`` with every mode allowed unless ``environment`` says otherwise."""
+    """One server process, started in mode ``off`` with every mode allowed unless ``environment`` says otherwise.
+
+    ``slot`` numbers the servers of a run, and with it their ports. A flag in ``flags`` overrides that in ``COMMON``.
+    """
 
     def __init__(
-        self, name: str, model: Path, port: int, folder: Path, flags: Sequence[str], **environment: str
+        self, name: str, model: Path, slot: int, folder: Path, flags: Sequence[str], **environment: str
     ) -> None:
-        port += int(os.environ.get("LIVE_PORTS", "0"))  # several runs on one machine
+        port = PORTS + SPACING * slot
         self.name, self.port = name, port
         self.log = folder / f"{name}.log"
         command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(model)]
@@ -65,6 +81,9 @@ class Server:
                 start_new_session=True,
                 cwd=folder,
             )
+        if PIDS:
+            with Path(PIDS).open("a") as file:
+                print(self.process.pid, file=file)
 
     def ask(self, path: str, body: dict[str, Any] | None = None, timeout: float = 120) -> Any:
         """Send one request and return the answer."""
@@ -79,17 +98,33 @@ class Server:
         except ValueError:
             return text.decode(errors="replace")
 
-    def generate(self, prompts: list[list[int]], tokens: int, **more: Any) -> list[dict[str, Any]]:
-        """Greedy continuations of ``prompts``, sent as one request, so that they form one batch."""
+    def generate(
+        self, prompts: list[list[int]], tokens: int, *, sampling: Sequence[dict[str, Any]] = (), **more: Any
+    ) -> list[dict[str, Any]]:
+        """Continuations of ``prompts``, sent as one request, so that they form one batch.
+
+        Greedy, unless ``sampling`` has the parameters of each prompt.
+        """
         parameters = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
-        found: list[dict[str, Any]] = self.ask(
-            "/generate", {"input_ids": prompts, "sampling_params": parameters, **more}
-        )
+        each = [parameters | one for one in sampling] or parameters
+        found: list[dict[str, Any]] = self.ask("/generate", {"input_ids": prompts, "sampling_params": each, **more})
         return found
+
+    def each(self, prompts: list[list[int]], tokens: int, at_once: int) -> list[dict[str, Any]]:
+        """Greedy continuations of ``prompts``, each a request of its own, ``at_once`` of them at a time."""
+        with ThreadPoolExecutor(at_once) as pool:
+            return list(pool.map(lambda ids: self.generate([ids], tokens)[0], prompts))
 
     def tokens(self, prompts: list[list[int]], tokens: int) -> list[list[int]]:
         """Their tokens only."""
         return [one["output_ids"] for one in self.generate(prompts, tokens)]
+
+    def writes(self) -> bool:
+        """Whether it answers a request for a text."""
+        try:
+            return len(self.generate([[5, 6, 7, 8]], 24)[0]["output_ids"]) == 24
+        except (OSError, KeyError, TypeError):
+            return False
 
     def switch(self, mode: str) -> None:
         """Switch the mode of every rank; raises ``RuntimeError`` if the server refuses or its state says otherwise."""
@@ -98,9 +133,9 @@ class Server:
         if answer != [True] or found != {mode}:
             raise RuntimeError(f"{self.name}: switch to {mode}: answer {answer}, modes {found}")
 
-    def state(self) -> dict[str, Any]:
-        """The plugin's entry of the info query."""
-        found: dict[str, Any] = self.ask("/server_info")["internal_states"][0]["treeverify"]
+    def state(self, key: str = "treeverify") -> dict[str, Any]:
+        """The backend's entry of the info query, or another one's."""
+        found: dict[str, Any] = self.ask("/server_info")["internal_states"][0][key]
         return found
 
     def wait(self, until: float) -> bool:
@@ -124,10 +159,28 @@ class Server:
 
     def stop(self) -> None:
         """Kill the server and its processes."""
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            return
+
+
+@contextmanager
+def running(part: Part, servers: Sequence[Server], optional: Sequence[Server] = ()) -> Iterator[list[Server]]:
+    """Wait for the servers of a part and stop them after it; gives those of ``optional`` that came up.
+
+    Raises ``RuntimeError`` if one of ``servers`` does not come up. One of ``optional`` that does not, or that does not
+    answer a request, becomes a failure of the part.
+    """
+    try:
+        down = start([*servers, *optional], part.startup)
+        down += [server.name for server in optional if server.name not in down and not server.writes()]
+        part.failures += [f"{name} did not come up, or does not answer" for name in down]
+        part.keep("up_s", part.spent())
+        if {server.name for server in servers} & set(down):
+            raise RuntimeError("stopped: a server that the part needs did not come up")
+        yield [server for server in optional if server.name not in down]
+    finally:
+        for server in [*servers, *optional]:
+            server.stop()
 
 
 def start(servers: Sequence[Server], seconds: float) -> list[str]:
@@ -138,7 +191,23 @@ def start(servers: Sequence[Server], seconds: float) -> list[str]:
     down = [server for server, is_ready in zip(servers, ready, strict=True) if not is_ready]
     for server in down:
         print(server.name, *server.log.read_text(errors="replace").splitlines()[-25:], sep="\n  | ", flush=True)
-    return [f"{server.name} did not come up" for server in down]
+    return [server.name for server in down]
+
+
+def plant(folder: Path, name: str, code: str) -> Path:
+    """Write a plugin of SGLang, whose ``activate`` is in ``code``; returns what to put on the path."""
+    root = folder / "plant"
+    info = root / f"{name}-0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: 0\n")
+    (info / "entry_points.txt").write_text(f"[sglang.srt.plugins]\n{name} = {name}:activate\n")
+    (root / f"{name}.py").write_text(code)
+    return root
+
+
+def has_fa3() -> bool:
+    """Whether the bundle that is on the path brought FA3."""
+    return any((Path(folder) / "sgl_kernel/flash_ops.abi3.so").exists() for folder in sys.path)
 
 
 def gap(server: Server, ids: list[int], candidates: tuple[int, int]) -> float | None:

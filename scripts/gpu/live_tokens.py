@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from live_models import VOCAB
-from live_server import BY_KIND, MODES, NGRAM, TREE, Server, divergences, start, summary, wide
+from live_part import Part
+from live_server import BY_KIND, MODES, NGRAM, TREE, Server, divergences, running, summary, wide
 
 ASSETS = Path(__file__).resolve().parents[2] / "src/treeverify/assets"
 SMALL = ["--context-length", "4096", "--max-total-tokens", "40000", "--mem-fraction-static", "0.7"]
@@ -21,99 +22,85 @@ STEP = 8
 """Tokens that one teacher-forced request continues."""
 
 
-def packaged(folder: Path, models: Path, kinds: list[str], startup: float) -> tuple[dict[str, Any], list[str]]:
+def packaged(part: Part) -> None:
     """The packaged model with NGRAM trees of 16: one server per kind, tokens of each mode; bad settings are refused."""
     short, long = _held()
     flags = [*OURS, *NGRAM, *SMALL, "--disable-radix-cache"]
     target = ASSETS / "target"
     servers = {
-        kind: Server(f"packaged_{kind}", target, 20000 + 1500 * n, folder, [*flags, *BY_KIND[kind]])
-        for n, kind in enumerate(kinds)
+        kind: Server(f"packaged_{kind}", target, n, part.folder, [*flags, *BY_KIND[kind]])
+        for n, kind in enumerate(part.kinds)
     }
     eager = [*flags, *BY_KIND["eager"]]
     bad = {
-        "KDTREE_VERIFY: expected one of": Server("bad_mode", target, 26000, folder, eager, KDTREE_VERIFY="yes"),
-        "KDTREE_VERIFY_ALLOW: expected": Server("bad_list", target, 27500, folder, eager, KDTREE_VERIFY_ALLOW="on"),
+        "KDTREE_VERIFY: expected one of": Server("bad_mode", target, 5, part.folder, eager, KDTREE_VERIFY="yes"),
+        "KDTREE_VERIFY_ALLOW: expected": Server("bad_list", target, 6, part.folder, eager, KDTREE_VERIFY_ALLOW="on"),
     }
     try:
-        failures = start(list(servers.values()), startup)
-        found = {}
-        if not failures:
+        with running(part, list(servers.values())):
             for kind, server in servers.items():
-                found[kind] = _modes(server, short, long, failures)
+                part.keep(kind, _modes(server, short, long, part.failures))
         for message, server in bad.items():
             if server.process.poll() is None or not server.lines(message):
-                failures.append(f"{server.name}: not refused by name")
+                part.failures.append(f"{server.name}: not refused by name")
     finally:
-        for server in [*servers.values(), *bad.values()]:
+        for server in bad.values():
             server.stop()
-    return found, failures
 
 
-def algorithms(folder: Path, models: Path, kinds: list[str], startup: float) -> tuple[dict[str, Any], list[str]]:
+def algorithms(part: Part) -> None:
     """STANDALONE and DFLASH on the random model: tokens and counters of each mode, the draft's backend included."""
     short, long = _random()
-    target, drafter = str(models / "target"), str(models / "dflash")
+    target, drafter = str(part.models / "target"), str(part.models / "dflash")
     named = {
         "standalone": ["--speculative-algorithm", "STANDALONE", "--speculative-draft-model-path", target, *TREE],
         "dflash": [*DFLASH, "--speculative-draft-model-path", drafter],
     }
-    pairs = [(kind, name) for kind in kinds for name in named]
+    pairs = [(kind, name) for kind in part.kinds for name in named]
     servers = {
         (kind, name): Server(
             f"{name}_{kind}",
-            models / "target",
-            20000 + 1500 * n,
-            folder,
+            part.models / "target",
+            n,
+            part.folder,
             [*OURS, *named[name], *BY_KIND[kind], *MEDIUM, "--disable-radix-cache"],
         )
         for n, (kind, name) in enumerate(pairs)
     }
-    found: dict[str, Any] = {}
-    try:
-        failures = start(list(servers.values()), startup)
-        if not failures:
-            for (kind, name), server in servers.items():
-                judge = servers[kind, "standalone"]  # DFLASH refuses log probabilities
-                found.setdefault(kind, {})[name] = _modes(server, short, long, failures, judge)
-                backends = found[kind][name]["summary"]
-                if name == "standalone" and len(backends) != 2:
-                    failures.append(f"{server.name}: {len(backends)} backends, expected the target's and the draft's")
-    finally:
-        for server in servers.values():
-            server.stop()
-    return found, failures
+    with running(part, list(servers.values())):
+        for (kind, name), server in servers.items():
+            judge = servers[kind, "standalone"]  # DFLASH refuses log probabilities
+            found = _modes(server, short, long, part.failures, judge)
+            part.keep(f"{name}_{kind}", found)
+            if name == "standalone" and len(found["summary"]) != 2:
+                backends = len(found["summary"])
+                part.failures.append(f"{server.name}: {backends} backends, expected the target's and the draft's")
 
 
-def ranks(folder: Path, models: Path, kinds: list[str], startup: float) -> tuple[dict[str, Any], list[str]]:
+def ranks(part: Part) -> None:
     """The random model over two GPUs (TP 2): tokens and counters of each mode; a switch lands at one step on both.
 
     The switches that are compared come while a text is being written.
     """
     short, long = _random()
     flags = [*OURS, *NGRAM, *BY_KIND["graph"], *MEDIUM, "--disable-radix-cache", "--tp-size", "2"]
-    server = Server("ranks", models / "target", 20000, folder, flags)
+    server = Server("ranks", part.models / "target", 0, part.folder, flags)
     landed = []
-    try:
-        failures = start([server], startup)
-        if failures:
-            return {}, failures
-        found = _modes(server, short, long, failures)
+    with running(part, [server]):
+        part.keep("modes", _modes(server, short, long, part.failures))
         with ThreadPoolExecutor(1) as pool:
             for mode in ("on", "validate", "off", "on"):
                 text = pool.submit(server.generate, [long], 256)
                 time.sleep(0.2)
                 server.switch(mode)
                 landed.append({rank["rank"]: rank["switched_at"] for rank in server.state()["ranks"]})
+                part.keep("switched_at", landed)
                 text.result()
-    finally:
-        server.stop()
     if any(len(one) != 2 or len(set(one.values())) != 1 for one in landed):
-        failures.append(f"ranks: switches at forward passes {landed}, expected the same on two ranks")
-    return found | {"switched_at": landed}, failures
+        part.failures.append(f"ranks: switches at forward passes {landed}, expected the same on two ranks")
 
 
-def forced(folder: Path, models: Path, kinds: list[str], startup: float) -> tuple[dict[str, Any], list[str]]:
+def forced(part: Part) -> None:
     """Off's text of the 3k prompt, continued from every eighth token in off and on: same tokens, same acceptance?
 
     One server whose mode is switched live, so that both modes draft from one NGRAM cache, which has seen all of the
@@ -121,11 +108,8 @@ def forced(folder: Path, models: Path, kinds: list[str], startup: float) -> tupl
     """
     _, long = _held()
     flags = [*OURS, *NGRAM, *SMALL, *BY_KIND["graph"]]
-    server = Server("forced", ASSETS / "target", 20000, folder, flags)
-    try:
-        failures = start([server], startup)
-        if failures:
-            return {}, failures
+    server = Server("forced", ASSETS / "target", 0, part.folder, flags)
+    with running(part, [server]):
         text = server.tokens([long], 192)[0]
         for mode in ("on", "off"):
             server.switch(mode)
@@ -148,11 +132,9 @@ def forced(folder: Path, models: Path, kinds: list[str], startup: float) -> tupl
             server.switch(mode)
             answer = server.generate([long], 192)[0]
             free.append({"mode": mode, "tokens": answer["output_ids"], **_steps(answer)})
-    finally:
-        server.stop()
     first = [one for row in rows for one in row["first"]]
     same = [row for row in rows if row["off"]["tokens"] == row["on"]["tokens"]]
-    found = {
+    part.found |= {
         "positions": len(rows),
         "same_tokens": len(same),
         "same_tokens_and_steps": sum(row["off"]["steps"] == row["on"]["steps"] for row in same),
@@ -163,8 +145,7 @@ def forced(folder: Path, models: Path, kinds: list[str], startup: float) -> tupl
         "rows": rows,
     }
     if wide(first):
-        failures.append(f"forced: {len(wide(first))} divergences that are no near-ties")
-    return found, failures
+        part.failures.append(f"forced: {len(wide(first))} divergences that are no near-ties")
 
 
 def _modes(

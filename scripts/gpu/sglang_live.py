@@ -4,30 +4,29 @@ Every server is started in mode off with all modes allowed and switched live. Pa
 
 packaged    the packaged model, NGRAM: tokens of each mode, eager then graphs; bad settings refused by name
 forced      the packaged model at a 3k prompt: off's text continued from every eighth token in off and on
-speed       random 8-head model, NGRAM, graphs: off and on in turns at 130, 8k, 32k, bs 1 and 8; Amdahl; stock SGLang
+speed       random 8-head model, NGRAM, graphs: off and on in turns at 130, 8k, 32k, bs 1 and 8; Amdahl; FA3; stock
 validate    the same server in validate until a million (node, head) rows are compared; what validate costs
 algorithms  STANDALONE and DFLASH on the random model: tokens and counters of each mode
 dumps       calls kept by a server in validate, replayed against float64
 ranks       the random model over two GPUs: tokens and counters per rank, switches while a text is written
 
 Tokens of validate and on may differ from those of off only where the two candidates' log probabilities nearly tie.
-Writes live_PART.json and logs_PART.tar.gz; exit status 1 if a check fails.
+Writes live_PART.json after every step of a part, and logs_PART.tar.gz; exit status 1 if a check fails.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import shutil
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import live_dumps
 import live_models
+import live_part
 import live_speed
 import live_tokens
+from live_part import Part
 
 PARTS = {
     "packaged": live_tokens.packaged,
@@ -47,6 +46,7 @@ def main() -> int:
     parser.add_argument("--parts", default=",".join(name for name in PARTS if name != "ranks"))
     parser.add_argument("--kinds", default="eager,graph", help="for packaged and algorithms, in this order")
     parser.add_argument("--startup", type=float, default=120, help="seconds for the servers of a part to come up")
+    parser.add_argument("--seconds", type=float, default=600, help="for each part; speed fills them")
     options = parser.parse_args()
     parts, kinds = options.parts.split(","), options.kinds.split(",")
     unknown = [name for name in parts if name not in PARTS] + [k for k in kinds if k not in ("eager", "graph")]
@@ -57,26 +57,18 @@ def main() -> int:
         models = Path(stage)
         live_models.target(models / "target")
         live_models.dflash(models / "dflash")
-        for part in parts:
-            failed |= run(part, options.out, models, kinds, options.startup)
+        for name in parts:
+            part = Part(
+                name,
+                options.out / f"live_{name}.json",
+                live_part.new_folder(),
+                models,
+                tuple(kinds),
+                options.startup,
+                options.seconds,
+            )
+            failed |= live_part.run(part, PARTS[name])
     return int(failed)
-
-
-def run(part: str, out: Path, models: Path, kinds: list[str], startup: float) -> bool:
-    """Run one part and write its record, whatever happens; True if it failed."""
-    begin, logs = time.time(), Path(tempfile.mkdtemp())
-    found, failures = {}, ["did not finish"]
-    print(f"== {part}", flush=True)
-    try:
-        found, failures = PARTS[part](logs, models, kinds, startup)
-    except (OSError, RuntimeError, ValueError, KeyError) as error:
-        failures.append(f"{type(error).__name__}: {error}")
-    finally:
-        record = {"part": part, "failures": failures, "seconds": time.time() - begin, "found": found}
-        (out / f"live_{part}.json").write_text(json.dumps(record, indent=1) + "\n")
-        shutil.make_archive(str(out / f"logs_{part}"), "gztar", logs)
-    print(json.dumps({"part": part, "failures": failures, "seconds": record["seconds"]}), flush=True)
-    return bool(failures)
 
 
 if __name__ == "__main__":

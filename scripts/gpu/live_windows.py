@@ -1,0 +1,171 @@
+"""Alternating windows of live servers, ratios of what they took with 95% intervals, and profiles of decode steps."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import random
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from live_server import Server
+
+ROUNDS = 20
+STEPS = 12
+"""Fewest steps of a window."""
+SHORTEST, LONGEST = 0.3, 1.0
+"""Seconds of a window."""
+STUDENT = {4: 2.776, 19: 2.093}
+"""95% of Student's t lie within, by degrees of freedom."""
+
+Windows = dict[str, list[dict[str, float]]]
+
+
+@dataclass(frozen=True)
+class Side:
+    """A server, and the mode that it is switched to before each of its windows (None: it has only one)."""
+
+    server: Server
+    mode: str | None = None
+
+    def ready(self) -> None:
+        """Switch the mode."""
+        if self.mode is not None:
+            self.server.switch(self.mode)
+
+
+def prompts_of(prefix: int, batch: int, vocabulary: int) -> list[list[int]]:
+    """Random prompts of ``prefix`` tokens, the same ones in every run."""
+    draw = random.Random(prefix)
+    return [[draw.randrange(2, vocabulary) for _ in range(prefix)] for _ in range(batch)]
+
+
+def window(side: Side, prompts: list[list[int]], tokens: int) -> dict[str, float]:
+    """Time one text per prompt, less a request for one token just before: prefill and a request's own cost.
+
+    ``steps`` are those of the request that took most; without speculation a step is a token.
+    """
+    before, _ = _timed(lambda: side.server.generate(prompts, 1))
+    whole, answers = _timed(lambda: side.server.generate(prompts, tokens))
+    steps = max(one["meta_info"].get("spec_verify_ct") or tokens - 1 for one in answers)
+    seconds = max(1e-6, whole - before)
+    return {
+        "seconds": seconds,
+        "prefill_s": before,
+        "steps": steps,
+        "step_ms": seconds / steps * 1e3,
+        "tokens_per_second": len(prompts) * (tokens - 1) / seconds,
+        "tokens_per_step": (tokens - 1)
+        / statistics.mean(one["meta_info"].get("spec_verify_ct") or tokens - 1 for one in answers),
+    }
+
+
+def length(side: Side, prompts: list[list[int]], seconds: float, most: int) -> int:
+    """Tokens of a window that lasts about ``seconds`` and holds more than ``STEPS`` steps, at most ``most``.
+
+    Measured three times, since the first requests fill the prefix cache and what NGRAM drafts from.
+    """
+    tokens = min(most, 64)
+    side.server.generate(prompts, tokens)
+    for _ in range(3):
+        one = window(side, prompts, tokens)
+        steps = max(1.5 * STEPS, seconds * 1e3 / one["step_ms"])
+        tokens = max(16, min(most, math.ceil(steps * one["tokens_per_step"])))
+    return tokens
+
+
+def seconds_of(budget: float, sides: int) -> float:
+    """How long a window may be so that ``ROUNDS`` of each side fit in ``budget``; each has 0.2 s around it."""
+    return min(LONGEST, max(SHORTEST, budget / (ROUNDS * sides) - 0.2))
+
+
+def rotate(
+    sides: dict[str, Side], prompts: list[list[int]], seconds: float, most: int, rounds: int = ROUNDS
+) -> Windows:
+    """Windows of every side in turns; every other round in the opposite order."""
+    tokens = {}
+    for name, side in sides.items():
+        side.ready()
+        tokens[name] = length(side, prompts, seconds, most)
+    found: Windows = {name: [] for name in sides}
+    for turn in range(rounds):
+        for name in list(sides) if turn % 2 else reversed(list(sides)):
+            sides[name].ready()
+            found[name].append(window(sides[name], prompts, tokens[name]))
+    return found
+
+
+def medians(windows: Windows) -> dict[str, dict[str, float]]:
+    """Median of each quantity by side, and the fewest steps that a window held."""
+    found = {}
+    for name, rows in windows.items():
+        found[name] = {key: statistics.median(row[key] for row in rows) for key in rows[0]}
+        found[name]["fewest_steps"] = min(row["steps"] for row in rows)
+    return found
+
+
+def ratio(windows: Windows, base: str, other: str, key: str = "tokens_per_second") -> dict[str, float]:
+    """``other`` over ``base`` (of ``step_ms``: base over other, so that more is faster): geometric mean of the pairs.
+
+    With its 95% interval, by Student's t of the logarithms.
+    """
+    sign = -1 if key == "step_ms" else 1
+    logs = [sign * math.log(b[key] / a[key]) for a, b in zip(windows[base], windows[other], strict=True)]
+    mean, error = statistics.mean(logs), statistics.stdev(logs) / math.sqrt(len(logs))
+    reach = error * STUDENT[len(logs) - 1]
+    low, high = math.exp(mean - reach), math.exp(mean + reach)
+    return {"pairs": len(logs), "ratio": math.exp(mean), "low": low, "high": high}
+
+
+def trace(side: Side, folder: Path, prompts: list[list[int]], steps: int, most: int) -> list[dict[str, Any]]:
+    """Events of the profiler's trace over ``steps`` decode steps in the middle of a text."""
+    folder.mkdir(parents=True)
+    side.ready()
+    known = window(side, prompts, min(most, 64))
+    around = 1.5e3 / known["step_ms"]  # until the profiler has started, and a reserve
+    tokens = min(most, math.ceil((steps + around) * max(known["tokens_per_step"], 2) * 2))
+    with ThreadPoolExecutor(1) as pool:
+        text = pool.submit(side.server.generate, prompts, tokens)
+        time.sleep(0.1 + 2 * known["prefill_s"])
+        side.server.ask("/start_profile", {"output_dir": str(folder), "activities": ["GPU"], "num_steps": steps})
+        text.result()
+    until = time.monotonic() + 30
+    while time.monotonic() < until:
+        for path in folder.rglob("*.gz"):
+            try:
+                with gzip.open(path) as file:
+                    events: list[dict[str, Any]] = json.load(file)["traceEvents"]
+            except (EOFError, ValueError, OSError):
+                continue  # still being written
+            return events
+        time.sleep(0.2)
+    raise RuntimeError(f"{side.server.name}: no trace in {folder}; the text of {tokens} tokens may have been too short")
+
+
+def kernels_of(events: Sequence[dict[str, Any]], layers: int) -> dict[str, float]:
+    """Milliseconds per step of each kernel, by name; a step has one attention call a layer."""
+    kernels = [event for event in events if event.get("cat") == "kernel"]
+    calls = sum(any(part in event["name"] for part in ATTENTION) for event in kernels)
+    if calls < layers:
+        raise RuntimeError(f"trace: expected attention kernels of {layers} layers, got {calls} calls")
+    total: Counter[str] = Counter()
+    for event in kernels:
+        total[event["name"][:120]] += event["dur"] / 1e3 / (calls / layers)
+    return dict(total)
+
+
+ATTENTION = ("_fwd_kernel", "tree_attention_portable")
+"""One launch a layer: Triton's extend kernel, and ours before its merge."""
+
+
+def _timed(call: Callable[[], Any]) -> tuple[float, Any]:
+    begin = time.perf_counter()
+    answer = call()
+    return time.perf_counter() - begin, answer
