@@ -1,9 +1,10 @@
 """The cutover on real SGLang servers, through the restart-command runner; the packaged model, NGRAM trees.
 
-Run by ``LIVE=cutover_live.py sglang_live.sh``. Parts: ``live`` goes off, validate, soak, on-eager, on (graphs), unit on
-one GPU, then rolls back; ``broken`` does so on two GPUs, one head of one rank scaled by 1.05: the run must be stopped
-and rolled back. Each command's exit code, words and seconds, the journal and the report go to --out. Exit status 1
-if a check fails.
+Run by ``LIVE=cutover_live.py sglang_live.sh``. Parts: ``live`` goes off, validate, soak, validate-eager, on-eager,
+validate-graphs, on, unit on one GPU, then rolls back; ``trees`` cuts a DDTREE server over, which refuses
+log-probabilities: refused without consent, done with it; ``broken`` is on two GPUs, one head of one rank scaled by
+1.05: the run must be stopped and rolled back. Each command's exit code, words and seconds, the journal and the report
+go to --out. Exit status 1 if a check fails.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ddtree_servers import ASSETS, flags
 from live_server import COMMON, ENVIRONMENT, NGRAM
 
 from treeverify.control.client import read_state
@@ -28,6 +30,7 @@ from treeverify.models.heldout import load_heldout
 ROOT = Path(__file__).resolve().parents[2]
 TARGET = ROOT / "src/treeverify/assets/target"
 SIZES = "--context-length 4096 --max-total-tokens 40000 --mem-fraction-static 0.5 --disable-radix-cache"
+CHAINS = ["--attention-backend", "treeverify", *NGRAM]
 EAGER = "--cuda-graph-backend-decode disabled"
 RESTART = """
 [ -f pid ] && kill -9 -- "-$(cat pid)" 2>/dev/null && sleep 2
@@ -52,12 +55,11 @@ def activate():
 class Cutover:
     """One server under a restart script in ``folder``, and the command."""
 
-    def __init__(self, folder: Path, port: int, flags: list[str], broken: bool = False) -> None:
+    def __init__(self, folder: Path, port: int, chosen: list[str], broken: bool = False) -> None:
         self.folder, self.url = folder, f"http://127.0.0.1:{port}"
         folder.mkdir(parents=True)
         command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(TARGET), "--port", str(port)]
-        command += ["--nccl-port", str(port + 7), "--attention-backend", "treeverify", *COMMON, *NGRAM, *flags]
-        command += shlex.split(SIZES)
+        command += ["--nccl-port", str(port + 7), *COMMON, *chosen, *shlex.split(SIZES)]
         (folder / "restart.sh").write_text(RESTART.format(command=shlex.join(command)))
         base = ENVIRONMENT | {"KDTREE_VERIFY": "off", "KDTREE_VERIFY_ALLOW": "off,validate,on"}
         if broken:
@@ -118,7 +120,7 @@ class Cutover:
 
 def live(folder: Path) -> dict[str, Any]:
     """To on by way of an eager stage, and back."""
-    cutover = Cutover(folder, 31500, [])
+    cutover = Cutover(folder, 31500, CHAINS)
     cutover.restart()
     steps = [cutover.run("--allow-restart", "--eager", f"SGLANG_STAGE_ARGS={EAGER}")]
     modes = [cutover.modes()]
@@ -129,9 +131,22 @@ def live(folder: Path) -> dict[str, Any]:
     return {"part": "live", "passed": passed, "modes": modes, "steps": steps}
 
 
+def trees(folder: Path) -> dict[str, Any]:
+    """DDTREE: refused for want of log-probabilities, then to on without them."""
+    cutover = Cutover(folder, 31700, flags("ddtree17", ASSETS / "drafter")[0])
+    cutover.restart()
+    steps, modes = [], []
+    for more in ([], ["--without-logprobs"]):
+        steps.append(cutover.run(*more))
+        modes.append(cutover.modes())
+    cutover.stop()
+    passed = [step["code"] for step in steps] == [9, 0] and modes == [["off"], ["on"]]
+    return {"part": "trees", "passed": passed, "modes": modes, "steps": steps}
+
+
 def broken(folder: Path) -> dict[str, Any]:
     """Two ranks, one of them wrong: stopped by a gate, and every rank off again."""
-    cutover = Cutover(folder, 31600, ["--tp-size", "2"], broken=True)
+    cutover = Cutover(folder, 31600, [*CHAINS, "--tp-size", "2"], broken=True)
     cutover.restart()
     step = cutover.run()
     modes = cutover.modes()
@@ -140,14 +155,14 @@ def broken(folder: Path) -> dict[str, Any]:
     return {"part": "broken", "passed": passed, "modes": modes, "steps": [step]}
 
 
-PARTS = {"live": live, "broken": broken}
+PARTS = {"live": live, "trees": trees, "broken": broken}
 
 
 def main() -> int:
     """Run the parts and write ``cutover-live.json`` and each report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--parts", default="live", help="of live, broken")
+    parser.add_argument("--parts", default="live", help="of live, trees, broken")
     options = parser.parse_args()
     found = []
     for part in options.parts.split(","):

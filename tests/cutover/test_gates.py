@@ -219,3 +219,45 @@ def test_too_little_is_not_let_through():
         update={"generations": [found.model_copy(update={"accepted": None}) for found in BASE.generations]}
     )
     assert "acceptance lengths" in judged("on", candidate=untold)["statistics"].reason
+
+
+def without_logprobs(found=BASE):
+    """The sample as it is where none were asked for."""
+    texts = [text.model_copy(update={"positions": [], "ids": text.tokens}) for text in found.generations]
+    plan = found.plan.model_copy(update={"logprobs": False})
+    return found.model_copy(update={"plan": plan, "generations": texts, "probes": []})
+
+
+def outcomes(verdicts):
+    return {gate: verdict.passed for gate, verdict in verdicts.items()}
+
+
+def test_without_log_probabilities_what_needs_them_is_not_judged_and_the_rest_is():
+    blind = without_logprobs()
+    found = outcomes(judged("on", baseline=blind, candidate=blind))
+    assert {gate for gate, passed in found.items() if passed is None} == {"logprob", "top-1", "top-k", "kl"}
+    assert {gate for gate, passed in found.items() if passed} == {
+        *("mode", "errors", "shapes", "generation", "acceptance", "speed")
+    }
+    worse = without_logprobs(sample(accepted=[5, 3, 2]))
+    assert outcomes(judged("on", baseline=blind, candidate=worse))["acceptance"] is False
+    few = without_logprobs(sample(prompts=11))
+    assert closed(judged("on", baseline=few, candidate=few)) == {"statistics"}
+
+
+@pytest.mark.parametrize("gap", [0.2, 3.0])
+def test_without_log_probabilities_texts_that_part_are_neither_near_ties_nor_faults(gap):
+    baseline, candidate = map(without_logprobs, parted(3, gap))
+    verdict = judged(baseline=baseline, candidate=candidate)["generation"]
+    assert verdict.passed is None
+    assert (verdict.figures["near_ties"], verdict.figures["faults"], verdict.figures["not_judged"]) == (0, 0, 1)
+    assert verdict.figures["first_difference"] == 3
+    assert "p0 at token 3" in verdict.reason
+    missing = candidate.model_copy(update={"generations": candidate.generations[:-1]})
+    assert judged(baseline=baseline, candidate=missing)["generation"].passed is False
+
+
+def test_passes_of_a_process_that_is_gone_are_not_taken_off_a_new_ones():
+    gone, new = state(calls={"validate": 60}), state(rows=20_000, calls={"validate": 50}, pid=12)
+    verdict = judged(before=gone, after=new)["mode"]
+    assert (verdict.passed, verdict.figures["fewest_passes"]) == (True, 50)

@@ -144,7 +144,7 @@ def test_a_server_that_restarted_meanwhile_in_its_mode_is_not_gone_on_with(bench
     bench.base["KDTREE_VERIFY"] = "on" if stage in ("on", "unit") else "validate"
     bench.start()
     bench.boot()
-    entered = {"validate": 7, "soak": 11, "on": 16, "unit": 19}[stage]  # each after the switch of the stage
+    entered = {"validate": 8, "soak": 12, "on": 17, "unit": 21}[stage]  # each after the switch of the stage
     assert bench.run(kill=f"after:{entered}").code == KILLED
     assert bench.records()[-1]["stage"] == stage
     mode = bench.modes()[0]

@@ -9,6 +9,7 @@ import pytest
 from tests.cutover.synthetic import layer, sample, state
 
 from treeverify.cutover import gates, report
+from treeverify.cutover.evidence import Evidence
 from treeverify.cutover.limits import Limits
 from treeverify.cutover.samples import Sample
 from treeverify.errors import ConfigError
@@ -99,3 +100,29 @@ def test_nothing_is_half_written(tmp_path, content):
     with pytest.raises(ConfigError, match="nowhere"):
         report.write(tmp_path / "nowhere" / "r.html", [], [], {}, {})
     assert sorted(file.name for file in tmp_path.iterdir()) == ["r.html", "r.json"]
+
+
+def test_the_last_sample_taken_is_the_one_that_is_compared(tmp_path, content):
+    """Names do not sort as stages do."""
+    evidence = Evidence(tmp_path)
+    for name in ("baseline", "validate", "on-eager", "validate-graphs", "on"):
+        evidence.keep(name, content[1]["baseline"], content[2]["validate"])
+    assert list(evidence.samples()) == list(evidence.states())
+    assert [*evidence.samples()][-2:] == ["validate-graphs", "on"]
+    page = report.write(tmp_path / "r.html", [], content[0], evidence.samples(), evidence.states()).read_text()
+    assert "Teacher-forced text: on against baseline" in page
+
+
+def test_what_was_not_judged_is_neither_open_nor_closed(tmp_path, content):
+    opened = [verdict for verdict in content[0] if verdict.passed]
+    unknown = opened[0].model_copy(update={"passed": None, "gate": "kl", "stage": "on-eager"})
+    path = report.write(tmp_path / "r.html", [], [*opened, unknown], {}, {})
+    page, found = path.read_text(), json.loads(path.with_suffix(".json").read_text())
+    assert "Every judged gate is open" in page
+    assert "Not judged: kl (on-eager)" in page
+    assert page.count('<span class="unknown">not judged</span>') == 1
+    assert page.count('<span class="yes">open</span>') == len(opened)
+    assert found["verdict"]["not_judged"] == ["kl (on-eager)"]
+    assert found["verdicts"][-1]["passed"] is None
+    alone = json.loads(report.write(tmp_path / "a.html", [], [unknown], {}, {}).with_suffix(".json").read_text())
+    assert (alone["verdict"]["passed"], alone["verdict"]["why"]) == (False, "nothing was judged")

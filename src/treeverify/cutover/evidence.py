@@ -39,11 +39,15 @@ class Evidence:
             return None
 
     def samples(self) -> dict[str, Sample]:
-        """Return all samples."""
-        names = [path.name.removesuffix(".sample.json") for path in sorted(self.folder.glob("*.sample.json"))]
+        """Return all samples, the earliest first."""
+        names = self._names(".sample.json")
         return {name: sample for name in names if (sample := self.sample(name)) is not None}
 
     def states(self) -> dict[str, list[PluginState]]:
         """Return all states, the earliest first."""
-        paths = sorted(self.folder.glob("*.states.json"), key=lambda path: path.stat().st_mtime_ns)
-        return {path.name.removesuffix(".states.json"): _STATES.validate_json(path.read_bytes()) for path in paths}
+        names = self._names(".states.json")
+        return {name: _STATES.validate_json((self.folder / f"{name}.states.json").read_bytes()) for name in names}
+
+    def _names(self, suffix: str) -> list[str]:
+        paths = sorted(self.folder.glob(f"*{suffix}"), key=lambda path: path.stat().st_mtime_ns)
+        return [path.name.removesuffix(suffix) for path in paths]
