@@ -63,7 +63,10 @@ def refuse_fault(where: str) -> None:
 
 
 def cache_dir() -> Path:
-    """``TREEVERIFY_CACHE``: compiled kernels; default ``treeverify`` in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
+    """``TREEVERIFY_CACHE``: compiled kernels and measured costs.
+
+    Default: ``treeverify`` in ``$XDG_CACHE_HOME`` or ``~/.cache``.
+    """
     explicit = os.environ.get("TREEVERIFY_CACHE")
     if explicit:
         return Path(explicit)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from tests.bench.conftest import ENVIRONMENT
@@ -12,6 +13,8 @@ from typer.testing import CliRunner
 from treeverify.bench import acceptance, pages, record, speed
 from treeverify.bench.walk import steps
 from treeverify.cli.main import app
+from treeverify.engine.budget import AutoBudget
+from treeverify.engine.costs import CostTable
 from treeverify.engine.engine import Engine, EngineConfig
 from treeverify.engine.request import SamplingParams
 from treeverify.errors import ConfigError
@@ -129,12 +132,19 @@ def test_the_command_leaves_a_record_a_page_and_a_plot(tmp_path):
 
 
 def test_the_speed_of_a_prompt_accounts_for_its_time(pair):
-    engine = Engine(*pair, config=EngineConfig(slots=512, verify="on"))
-    modes = {name: speed.MODES[name] for name in ("plain", "tree 8")}
+    flat = np.ones((2, 1, 1))
+    policy = AutoBudget(CostTable((1, 9), (1,), (1,), flat, flat[0]))
+    engine = Engine(*pair, config=EngineConfig(slots=512, verify="on"), policy=policy)
+    modes = {name: speed.WITH_AUTO[name] for name in ("plain", "tree 8", "auto")}
     calls = []
     options = speed.Options(new_tokens=8, runs=2, modes=modes, advance=calls.append)
-    measures = speed.measure(engine, load_heldout()[:1], options)
-    assert len(calls) == options.decodes(1) == 6
+    found = speed.measure(engine, load_heldout()[:1], options)
+    measures, auto = found["modes"], found["auto"]
+    assert len(calls) == options.decodes(1) == 9
+    assert auto["best"] in ("plain", "tree 8")
+    assert auto["interval_95"][0] <= auto["ratio"] <= auto["interval_95"][1]
+    assert measures["auto"]["acceptance_length"] == measures["tree 8"]["acceptance_length"]
+    assert "9" in auto["widths"], "free nodes are all used"
     assert measures["plain"]["acceptance_length"] == 1.0
     for figures in measures.values():
         assert len(figures["tokens_per_second_runs"]) == 2
@@ -203,3 +213,25 @@ def test_bad_requests_are_typed_errors(words):
     assert done.exit_code != 0
     assert done.exception is not None
     assert type(done.exception).__name__ in {"ConfigError", "WeightsError"}
+
+
+def test_the_page_says_how_auto_compares(speed_entry):
+    assert "auto over" not in pages.speed_page(speed_entry)
+    speed_entry["measures"]["auto"] = {
+        "best": "chain",
+        "ratio": 1.05,
+        "interval_95": [0.98, 1.125],
+        "widths": {"4": 30, "8": 10},
+    }
+    text = pages.speed_page(speed_entry)
+    assert "auto over chain, the best of the others: 1.050x, 95% interval 0.980 to 1.125 (asked: 0.97x)" in text
+    assert "by share of steps: 4: 75%, 8: 25%." in text
+
+
+def test_the_interval_of_auto_is_paired():
+    slow = [1.0, 10.0, 100.0, 1000.0]
+    tallies = {name: speed._Tally(decodes=[share * s for s in slow]) for name, share in (("auto", 1.0), ("plain", 2.0))}
+    found = speed._against_best({**tallies, "chain": speed._Tally(decodes=[2000.0] * 4)})
+    assert found["best"] == "plain"
+    assert found["ratio"] == 2.0
+    assert found["interval_95"] == [2.0, 2.0]

@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 
+from treeverify.bench import step_costs
 from treeverify.models.pair import assets
 
 
@@ -61,6 +62,28 @@ def test_prompt_from_a_file(run, tmp_path):
     assert json.loads(direct)["tokens"] == json.loads(read)["tokens"]
 
 
+def test_auto_measures_once_and_gives_the_same_tokens(run, monkeypatch, tmp_path):
+    monkeypatch.setenv("TREEVERIFY_CACHE", str(tmp_path))
+    small = step_costs.Grid(widths=(1, 4, 9), contexts=(16,), rounds=1)
+    monkeypatch.setattr(step_costs, "Grid", lambda: small)
+    arguments = ("generate", "import os\n", "--max-new-tokens", "24", "--json")
+    fixed = json.loads(run(*arguments)[1])
+    code, out, _ = run(*arguments, "--budget", "auto")
+    assert code == 0
+    assert json.loads(out)["tokens"] == fixed["tokens"]
+    assert {int(width) for width in json.loads(out)["widths"]} <= set(range(1, 10))
+    (file,) = (tmp_path / "costs").iterdir()
+
+    def refuse(*_):
+        raise AssertionError("measured again")
+
+    monkeypatch.setattr(step_costs, "measure", refuse)
+    assert json.loads(run(*arguments, "--budget", "auto")[1])["tokens"] == fixed["tokens"]
+    file.write_text("{")
+    with pytest.raises(AssertionError, match="measured again"):
+        run(*arguments, "--budget", "auto")
+
+
 @pytest.mark.slow
 def test_demo_reports_same_tokens_and_writes_a_self_contained_page(run, tmp_path):
     page = tmp_path / "demo.html"
@@ -85,6 +108,9 @@ BAD = [
     (["generate", "--file", "no-such-file"], "no-such-file"),
     (["generate", "x", "--draft", "bush"], "none, chain, tree"),
     (["generate", "x", "--budget", "-1"], "budget: expected an integer 0..259"),
+    (["generate", "x", "--budget", "large"], "budget: expected an integer or auto, got 'large'"),
+    (["generate", "x", "--draft", "chain", "--budget", "auto"], "budget: auto needs draft tree"),
+    (["demo", "--budget", "0"], "budget: expected an integer 1..256"),
     (["generate", "x", "--temperature", "-0.5"], "temperature: expected a finite number >= 0"),
     (["generate", "x", "--temperature", "nan"], "temperature"),
     (["generate", "x", "--top-p", "0"], "top_p"),

@@ -25,6 +25,7 @@ TARGETS = {"free_running": 3.7, "forced_argmax": 2.5, "forced_text": 2.2}
 LEAST_GAIN = 1.2
 """Tree of 16 over the same drafter's chain, asked of the teacher-forced rows."""
 LEAST_SPEEDUP = 1.5
+LEAST_AUTO = 0.97
 """Tree of 16 over plain decoding, tokens/s."""
 _COLOURS = {"free_running": "#0b6e4f", "forced_argmax": "#3a6fbf", "forced_text": "#b26a00"}
 
@@ -132,10 +133,24 @@ def speed_page(entry: Record) -> str:
         ""
         if reached is None
         else f"\nAsked: a tree of 16 at {LEAST_SPEEDUP}x plain or more; reached {reached:.2f}x.\n",
+        _auto_text(entry["measures"].get("auto")),
         "## Milliseconds of a step, by stage\n",
         _table(["draft", "step", *names], stages),
     ]
     return "\n".join(section for section in sections if section) + "\n"
+
+
+def _auto_text(auto: Record | None) -> str:
+    """How the budget by cost compares; nothing where it was not measured."""
+    if auto is None:
+        return ""
+    low, high = auto["interval_95"]
+    steps = sum(auto["widths"].values())
+    shares = ", ".join(f"{width}: {count / steps:.0%}" for width, count in auto["widths"].items())
+    return (
+        f"\nauto over {auto['best']}, the best of the others: {auto['ratio']:.3f}x, 95% interval {low:.3f} to "
+        f"{high:.3f} (asked: {LEAST_AUTO}x). Nodes of its trees, root included, by share of steps: {shares}.\n"
+    )
 
 
 def write_pages(results: Path, docs: Path) -> list[Path]:

@@ -9,16 +9,19 @@ second only. Stages are the engine's own metrics, per step, over all runs.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import NamedTuple
 
+import numpy as np
+
 from treeverify.bench import record
 from treeverify.bench.timing import median, spread
 from treeverify.engine.engine import Engine
 from treeverify.engine.metrics import STAGES
-from treeverify.engine.request import SamplingParams
+from treeverify.engine.request import AUTO, Budget, SamplingParams
 from treeverify.errors import ConfigError
 from treeverify.models.heldout import Heldout
 
@@ -29,7 +32,7 @@ class Mode(NamedTuple):
     """A draft mode and its budget (None: the mode's own)."""
 
     draft: str
-    budget: int | None
+    budget: Budget
 
 
 MODES: Mapping[str, Mode] = {
@@ -37,6 +40,7 @@ MODES: Mapping[str, Mode] = {
     "chain": Mode("chain", None),
     **{f"tree {budget}": Mode("tree", budget) for budget in (8, 16, 32)},
 }
+WITH_AUTO: Mapping[str, Mode] = {**MODES, AUTO: Mode("tree", AUTO)}
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,8 @@ class _Tally:
 
     decode: list[float] = field(default_factory=list)
     all: list[float] = field(default_factory=list)
+    decodes: list[float] = field(default_factory=list)  # decode seconds of each prompt of each run
+    widths: Counter[int] = field(default_factory=Counter)
     tokens: list[list[int]] = field(default_factory=list)  # of the warm-up run, by prompt
     stages: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
     steps: int = 0
@@ -66,7 +72,7 @@ class _Tally:
 
 
 def measure(engine: Engine, texts: Sequence[Heldout], options: Options) -> record.Record:
-    """Measure every mode over ``texts``; returns the record's ``measures``.
+    """Measure every mode over ``texts``; returns the record's ``measures``: ``modes``, and ``auto`` if it was one.
 
     Raises ConfigError without texts or runs, for a request that ``engine`` refuses, and if a mode's tokens differ from
     plain decoding's (its speed would mean nothing).
@@ -88,7 +94,10 @@ def measure(engine: Engine, texts: Sequence[Heldout], options: Options) -> recor
         if run < 0:
             _check_tokens(tallies)
     decoded = len(texts) * (options.new_tokens - 1)
-    return {name: _figures(tally, decoded, len(texts)) for name, tally in tallies.items()}
+    found: record.Record = {"modes": {name: _figures(tally, decoded, len(texts)) for name, tally in tallies.items()}}
+    if AUTO in tallies and len(tallies) > 1:
+        found[AUTO] = _against_best(tallies)
+    return found
 
 
 def ratios(measures: Mapping[str, Mapping[str, object]], key: str) -> dict[str, float]:
@@ -103,7 +112,7 @@ def ratios(measures: Mapping[str, Mapping[str, object]], key: str) -> dict[str, 
 def _decode(engine: Engine, text: Heldout, options: Options, name: str, tally: _Tally, *, warmup: bool) -> None:
     params = SamplingParams(max_new_tokens=options.new_tokens, stop_token_ids=())
     mode = options.modes[name]
-    before = dict(engine.metrics.seconds)
+    before, widths = dict(engine.metrics.seconds), engine.metrics.widths.copy()
     began = perf_counter()
     result = engine.generate(text.prompt_ids, params, draft=mode.draft, budget=mode.budget)
     seconds = perf_counter() - began
@@ -112,7 +121,9 @@ def _decode(engine: Engine, text: Heldout, options: Options, name: str, tally: _
         return
     stages = {stage: engine.metrics.seconds[stage] - before[stage] for stage in STAGES}
     tally.all[-1] += seconds
-    tally.decode[-1] += seconds - stages["prefill"]
+    tally.decodes.append(seconds - stages["prefill"])
+    tally.decode[-1] += tally.decodes[-1]
+    tally.widths += engine.metrics.widths - widths
     tally.steps += len(result.acceptance_lengths)
     tally.step_tokens += sum(result.acceptance_lengths)
     for stage in STAGES:
@@ -124,6 +135,22 @@ def _check_tokens(tallies: Mapping[str, _Tally]) -> None:
     for name, tally in tallies.items():
         if plain is not None and tally.tokens != plain.tokens:
             raise ConfigError(f"speed: {name} gave other tokens than plain decoding")
+
+
+def _against_best(tallies: Mapping[str, _Tally], draws: int = 2000) -> dict[str, object]:
+    """Tokens/s of ``auto`` over the best other mode's (by its total time), with a 95% interval.
+
+    The interval is a bootstrap over the decodes, one prompt in one run: there all modes ran within seconds, so they are
+    drawn together. The rival is the best after the fact, which favours it.
+    """
+    rivals = {name: sum(tally.decodes) for name, tally in tallies.items() if name != AUTO}
+    best = min(rivals, key=lambda name: rivals[name])
+    mine, theirs = np.array(tallies[AUTO].decodes), np.array(tallies[best].decodes)
+    chosen = np.random.default_rng(0).integers(0, len(mine), (draws, len(mine)))
+    low, high = np.quantile(theirs[chosen].sum(axis=1) / mine[chosen].sum(axis=1), (0.025, 0.975))
+    widths = {str(width): count for width, count in sorted(tallies[AUTO].widths.items())}
+    ratio = theirs.sum() / mine.sum()
+    return {"best": best, "ratio": round(ratio, 4), "interval_95": [round(low, 4), round(high, 4)], "widths": widths}
 
 
 def _figures(tally: _Tally, decoded: int, texts: int) -> dict[str, object]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -39,6 +37,7 @@ def acceptance(
 
     from treeverify.bench import acceptance as bench
     from treeverify.bench import pages, setting
+    from treeverify.cli.progress import progress
     from treeverify.env import cpu_threads
     from treeverify.models.heldout import load_heldout
     from treeverify.models.pair import load_pair
@@ -46,7 +45,7 @@ def acceptance(
     torch.set_num_threads(cpu_threads())
     texts = setting.first(load_heldout(), prompts)
     target, drafter, _ = load_pair(model)
-    with _progress(2 * len(texts)) as advance:
+    with progress(2 * len(texts)) as advance:
         measures = bench.measure(target, drafter, texts, bench.Options(new_tokens, advance))
     case = {
         "prompts": len(texts),
@@ -68,6 +67,7 @@ def speed(
     new_tokens: NewTokens = 128,
     runs: Annotated[int, typer.Option(min=1, help="Measured runs of each mode, after one to warm up.")] = 5,
     verify: Annotated[str, typer.Option(help="off | validate | on: which kernel serves.")] = "on",
+    auto: Annotated[bool, typer.Option("--auto", help="Trees of a budget by cost as well.")] = False,
     out: Out = None,
     page: Page = None,
     model: ModelFolder = None,
@@ -76,24 +76,28 @@ def speed(
 ) -> None:
     """Tokens/s of plain, chain and tree decoding of held-out prompts, and where a step's time goes."""
     import os
+    from dataclasses import replace
 
     import torch
 
     from treeverify.bench import pages, setting
     from treeverify.bench import speed as bench
+    from treeverify.cli.budget import measured_policy
+    from treeverify.cli.progress import progress
     from treeverify.engine.engine import Engine, EngineConfig
-    from treeverify.env import cpu_threads
+    from treeverify.env import cpu_threads, parse_verify_mode
     from treeverify.models.heldout import load_heldout
     from treeverify.models.pair import load_pair
 
     torch.set_num_threads(cpu_threads())
     texts = setting.first(load_heldout(), prompts)
     target, drafter, _ = load_pair(model)
-    engine = Engine(target, drafter, config=EngineConfig(verify=verify))
+    policy = measured_policy(target, drafter, model, parse_verify_mode(verify, "verify"), progress) if auto else None
+    engine = Engine(target, drafter, config=EngineConfig(verify=verify), policy=policy)
     before = os.getloadavg()[0]
-    size = bench.Options(new_tokens, runs)
-    with _progress(size.decodes(len(texts))) as advance:
-        modes = bench.measure(engine, texts, bench.Options(new_tokens, runs, advance=advance))
+    size = bench.Options(new_tokens, runs, bench.WITH_AUTO if auto else bench.MODES)
+    with progress(size.decodes(len(texts))) as advance:
+        measures = bench.measure(engine, texts, replace(size, advance=advance))
     load = [round(value, 2) for value in (before, os.getloadavg()[0])]
     case = {
         "prompts": len(texts),
@@ -103,7 +107,7 @@ def speed(
         "verify": str(engine.verify_mode),
         **setting.model_case(target, model),
     }
-    entry = setting.make_record(bench.BENCHMARK, case, {"modes": modes, "load_average": load}, commit)
+    entry = setting.make_record(bench.BENCHMARK, case, {**measures, "load_average": load}, commit)
     _keep(entry, pages.speed_page(entry), out, page, as_json)
 
 
@@ -162,15 +166,3 @@ def _keep(entry: Record, text: str, out: Path | None, page: Path | None, as_json
         print(json.dumps(entry))
     else:
         Console().print(Markdown(text))
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[str], None]]:
-    """A progress bar on standard error; the function it yields advances it by one."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("loading", total=total)
-        yield lambda what: bar.update(task, advance=1, description=what)

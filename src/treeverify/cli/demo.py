@@ -16,10 +16,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from treeverify.cli.budget import measured_policy
 from treeverify.cli.draw import terminal_tree
+from treeverify.cli.progress import progress as measuring
 from treeverify.cli.report import DemoReport, DrawnStep, ModeRun, PromptView, ValidateView
 from treeverify.engine.engine import Engine, EngineConfig
-from treeverify.engine.request import SamplingParams
+from treeverify.engine.request import AUTO, Budget, SamplingParams, check_int
 from treeverify.env import VerifyMode, cpu_threads
 from treeverify.errors import ConfigError
 from treeverify.models.heldout import Heldout, load_heldout
@@ -41,7 +43,7 @@ class Tally:
     lengths: list[list[int]] = field(default_factory=list)
     seconds: float = 0.0
 
-    def run(self, draft: str, budget: int, plain: Tally | None) -> ModeRun:
+    def run(self, draft: str, budget: int | str, plain: Tally | None) -> ModeRun:
         """The finished figures."""
         flat = [n for row in self.lengths for n in row]
         return ModeRun(
@@ -59,15 +61,18 @@ class Tally:
 class Demo:
     """An engine, its prompts and what was seen of its steps."""
 
-    def __init__(self, texts: list[Heldout], new_tokens: int, budget: int, model: Path | None) -> None:
-        """Load the model; steps of the tree runs are kept, so that one can be drawn."""
+    def __init__(self, texts: list[Heldout], new_tokens: int, budget: Budget, model: Path | None) -> None:
+        """Load the model, measure costs for ``auto``; steps of tree runs are kept, so that one can be drawn."""
         self.target, self.drafter, tokenizer = load_pair(model)
         if tokenizer is None:
             raise ConfigError("model: the folder has no tokenizer.json, which the demo needs")
         self.tokenizer: Tokenizer = tokenizer
         self.texts, self.budget = texts, budget
         self.params = SamplingParams(max_new_tokens=new_tokens, stop_token_ids=())
-        self.engine = Engine(self.target, self.drafter, config=EngineConfig(verify=VerifyMode.ON))
+        mode, policy = VerifyMode.ON, None
+        if budget == AUTO:
+            policy = measured_policy(self.target, self.drafter, model, mode, measuring)
+        self.engine = Engine(self.target, self.drafter, config=EngineConfig(verify=mode), policy=policy)
         self.engine.metrics.observer = self._keep
         self.steps: list[tuple[Tree, Acceptance]] = []
 
@@ -144,8 +149,10 @@ def progress(total: int) -> Iterator[Iterator[None]]:
         yield ticks()
 
 
-def run_demo(prompts: int, new_tokens: int, budget: int, model: Path | None) -> DemoReport:
+def run_demo(prompts: int, new_tokens: int, budget: Budget, model: Path | None) -> DemoReport:
     """Decode ``prompts`` held-out prompts in every mode, interleaved, and validate the tree runs."""
+    if budget != AUTO:
+        check_int("budget", budget, 1, 257)
     texts = load_heldout()
     if prompts > len(texts):
         raise ConfigError(f"prompts: expected 1..{len(texts)} (the held-out prompts there are), got {prompts}")
@@ -161,7 +168,7 @@ def run_demo(prompts: int, new_tokens: int, budget: int, model: Path | None) -> 
                 demo.decode(text, mode, tallies[mode])
                 next(advance)
         validate_run = demo.validate(tallies["tree"], advance)
-    budgets = {"none": 0, "chain": demo.drafter.depth, "tree": budget}
+    budgets: dict[str, int | str] = {"none": 0, "chain": demo.drafter.depth, "tree": budget or 0}
     plain = tallies["none"]
     return DemoReport(
         model="the packaged DeepSeek-V3-layout model and its DFlash drafter" if model is None else str(model),

@@ -11,9 +11,11 @@ from typing import Any
 
 import torch
 
+from treeverify.cli.budget import measured_policy
+from treeverify.cli.progress import progress
 from treeverify.engine.engine import Engine
-from treeverify.engine.request import Result, SamplingParams
-from treeverify.env import VerifyMode, cpu_threads
+from treeverify.engine.request import AUTO, Budget, DraftMode, Result, SamplingParams
+from treeverify.env import VerifyMode, cpu_threads, verify_mode
 from treeverify.errors import ConfigError
 from treeverify.models.pair import load_pair
 from treeverify.models.tokenizer import StreamDecoder, Tokenizer
@@ -26,7 +28,7 @@ class Ask:
     prompt: str | None
     file: Path | None
     draft: str
-    budget: int | None
+    budget: Budget
     params: SamplingParams
     model: Path | None
     as_json: bool
@@ -56,6 +58,7 @@ def summary(engine: Engine, result: Result, text: str, seconds: float) -> dict[s
         "acceptance_lengths": result.acceptance_lengths,
         "seconds": round(seconds, 4),
         "verify_mode": str(engine.verify_mode),
+        "widths": {str(width): count for width, count in sorted(engine.metrics.widths.items())},
     }
     if engine.verify_mode is VerifyMode.VALIDATE:
         record, total = engine.verify_record, engine.verify_record.total
@@ -79,7 +82,9 @@ def run(ask: Ask) -> None:
     target, drafter, tokenizer = load_pair(ask.model)
     if tokenizer is None:
         raise ConfigError("model: the folder has no tokenizer.json, which text needs")
-    engine = Engine(target, drafter, tokenizer)
+    auto = ask.budget == AUTO and ask.draft == DraftMode.TREE  # others refuse it
+    policy = measured_policy(target, drafter, ask.model, verify_mode(), progress) if auto else None
+    engine = Engine(target, drafter, tokenizer, policy=policy)
     began = perf_counter()
     request = engine.submit(tokenizer.encode(text), ask.params, draft=ask.draft, budget=ask.budget)
     pieces = _stream(engine, request, tokenizer, quiet=ask.as_json)

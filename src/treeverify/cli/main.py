@@ -25,7 +25,10 @@ for command in (live.mode, live.probe, live.replay):
     app.command()(command)
 
 Model = Annotated[Path | None, typer.Option(help="Folder with target/, drafter/, tokenizer.json; default: packaged.")]
-Budget = Annotated[int | None, typer.Option(help="Draft nodes beside the root (tree: 16, chain: the drafter's depth).")]
+Budget = Annotated[
+    str | None,
+    typer.Option(help="Draft nodes beside the root (tree: 16, chain: the drafter's depth), or auto: by cost."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
 
 
@@ -45,28 +48,30 @@ def generate(
     as_json: Json = False,
 ) -> None:
     """Continue a prompt; text streams as steps commit it. KDTREE_VERIFY = off | validate | on picks the kernel."""
+    from treeverify.cli.budget import parse_budget
     from treeverify.cli.generate import Ask, run
     from treeverify.engine.request import SamplingParams
 
     params = SamplingParams(
         temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed, max_new_tokens=max_new_tokens
     )
-    run(Ask(prompt, file, draft, budget, params, model, as_json))
+    run(Ask(prompt, file, draft, parse_budget(budget), params, model, as_json))
 
 
 @app.command()
 def demo(
     prompts: Annotated[int, typer.Option(min=1, help="Held-out prompts to run.")] = 20,
     new_tokens: Annotated[int, typer.Option(min=2, help="New tokens for each.")] = 128,
-    budget: Annotated[int, typer.Option(min=1, max=256, help="Draft nodes of the tree, the root left out.")] = 16,
+    budget: Annotated[str, typer.Option(help="Draft nodes of the tree, the root left out: 1..256, or auto.")] = "16",
     html: Annotated[Path | None, typer.Option(help="Write the report as a self-contained page.")] = None,
     model: Model = None,
     as_json: Json = False,
 ) -> None:
     """Plain, chain and tree decoding of held-out prompts side by side, a validate run, and one step drawn."""
+    from treeverify.cli.budget import parse_budget
     from treeverify.cli.demo import run_demo, show
 
-    show(run_demo(prompts, new_tokens, budget, model), html, as_json)
+    show(run_demo(prompts, new_tokens, parse_budget(budget), model), html, as_json)
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ class ModeRun(Frozen):
     """
 
     draft: str
-    budget: int
+    budget: int | str  # auto: by cost
     tokens: int
     steps: int
     seconds: float

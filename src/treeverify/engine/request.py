@@ -90,7 +90,7 @@ class DraftOptions:
             raise ConfigError(f"draft: expected one of {', '.join(DraftMode)}; got {mode!r}") from None
         auto = budget == AUTO
         if auto and (parsed is not DraftMode.TREE or widest is None):
-            needed = "draft tree" if widest is not None else "measured costs, which this engine does not have"
+            needed = "draft tree" if parsed is not DraftMode.TREE else "measured costs, which this engine does not have"
             raise ConfigError(f"budget: auto needs {needed}")
         if auto and widest is not None:
             budget = widest - 1

@@ -1,0 +1,166 @@
+"""Milliseconds of real engine steps by width, batch and context, for ``budget="auto"``; kept in a cache.
+
+Each point is a step of an engine of its own over random prompts, through the code that ``auto`` runs: draft, tree, cut
+to the width, verify, accept, commit. Widths take turns, so that a busy machine slows all of them alike, and the least
+of the rounds counts, since other work only ever adds. A context grows by the tokens that the steps commit, which the
+grid ignores.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treeverify.engine.costs import CostTable
+from treeverify.engine.engine import Engine, EngineConfig
+from treeverify.engine.protocols import Drafter, Target
+from treeverify.engine.request import SamplingParams
+from treeverify.env import VerifyMode, cache_dir
+from treeverify.errors import ConfigError
+
+FORMAT = 1
+"""Changes when a table of an older version of this module says something else."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What is measured. A ladder's first width is 1; contexts that leave no room for the steps are left out."""
+
+    widths: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 10, 13, 17, 25, 33)
+    batches: tuple[int, ...] = (1,)
+    contexts: tuple[int, ...] = (64, 256, 1024)
+    rounds: int = 7
+
+    def points(self) -> int:
+        """Calls of ``advance``."""
+        return len(self.batches) * len(self.contexts) * self.rounds
+
+
+class _Forced:
+    """A ``WidthPolicy`` that does as it is told; width 1 drafts nothing."""
+
+    def __init__(self, widest: int) -> None:
+        self.widest, self.width = widest, 1
+
+    def drafts(self, batch: int, context: int) -> bool:
+        return self.width > 1
+
+    def choose(self, scores: Sequence[NDArray[np.float32]], context: int) -> int:
+        return self.width
+
+    def accepted(self, drafts: Sequence[int]) -> None:
+        pass
+
+
+def measure(
+    target: Target,
+    drafter: Drafter,
+    verify: VerifyMode,
+    grid: Grid,
+    advance: Callable[[str], None] = lambda _: None,
+) -> CostTable:
+    """Measure every point; ``advance`` is told of each round done. ConfigError if no context has room."""
+    room = (grid.rounds + 1) * len(grid.widths) * (drafter.depth + 1) + drafter.depth + 2
+    contexts = tuple(context for context in grid.contexts if context + room <= target.context)
+    if not contexts:
+        raise ConfigError(
+            f"costs: no context of {list(grid.contexts)} leaves {room} of the model's {target.context} tokens"
+        )
+    shape = (len(grid.widths), len(grid.batches), len(contexts))
+    times, drafts = np.empty(shape), np.empty(shape[1:])
+    for b, batch in enumerate(grid.batches):
+        for c, context in enumerate(contexts):
+            found = []
+            for row in _rounds(target, drafter, verify, grid, (batch, context, room)):
+                found.append(row)
+                advance(f"step costs, batch {batch}, context {context}")
+            for w in range(len(grid.widths)):
+                times[w, b, c] = min(each[w][0] - each[w][1] for each in found)
+            drafts[b, c] = min(each[w][1] for each in found for w in range(1, len(grid.widths)))
+    return CostTable(grid.widths, grid.batches, contexts, times, drafts)
+
+
+def _rounds(
+    target: Target, drafter: Drafter, verify: VerifyMode, grid: Grid, case: tuple[int, int, int]
+) -> Iterator[list[tuple[float, float]]]:
+    """For each measured round, (milliseconds of the step, of its draft) by width; case: batch, context, room."""
+    batch, context, room = case
+    forced = _Forced(grid.widths[-1])
+    slots = batch * (context + room + grid.widths[-1])
+    engine = Engine(target, drafter, config=EngineConfig(slots=slots, max_batch=batch, verify=verify), policy=forced)
+    rng = np.random.default_rng(context)
+    params = SamplingParams(max_new_tokens=room, stop_token_ids=())
+    for _ in range(batch):
+        engine.submit(rng.integers(0, target.vocab_size, context).tolist(), params, budget="auto")
+    while engine.metrics.steps == 0 or engine.metrics.prefill_tokens < batch * context:
+        engine.step()
+    for turn in range(grid.rounds + 1):
+        row = []
+        for width in grid.widths:
+            forced.width = width
+            before, began = engine.metrics.seconds["draft"], perf_counter()
+            engine.step()
+            row.append((1e3 * (perf_counter() - began), 1e3 * (engine.metrics.seconds["draft"] - before)))
+        if turn > 0:  # the first warms up
+            yield row
+
+
+@dataclass(frozen=True)
+class CostCache:
+    """Tables by machine and model: one file for each key, named after its hash, which says the whole key inside.
+
+    A file that is missing, unreadable, cut short or of another key is measured anew. Files appear atomically.
+    """
+
+    key: Mapping[str, object]
+    folder: Path = field(default_factory=lambda: cache_dir() / "costs")
+
+    @property
+    def path(self) -> Path:
+        """The key's file."""
+        text = json.dumps(self._key, sort_keys=True)
+        return self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
+
+    def load(self) -> CostTable | None:
+        """The table, or None where it must be measured."""
+        try:
+            found = json.loads(self.path.read_text(encoding="utf-8"))
+            return CostTable.of_json(found["costs"]) if found["key"] == self._key else None
+        except (OSError, ValueError, KeyError, TypeError):  # ConfigError is a ValueError
+            return None
+
+    def store(self, costs: CostTable) -> None:
+        """Write the table; ConfigError that names the folder where that cannot be done."""
+        text = json.dumps({"key": self._key, "costs": costs.as_json()}, indent=1)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=self.folder) as scratch:
+                written = Path(scratch) / self.path.name
+                written.write_text(text + "\n", encoding="utf-8")
+                os.replace(written, self.path)
+        except OSError as error:
+            raise ConfigError(
+                f"{self.folder}: measured costs cannot be kept: {error.strerror}; TREEVERIFY_CACHE names another folder"
+            ) from None
+
+    @property
+    def _key(self) -> dict[str, object]:
+        return {"format": FORMAT, **self.key}
+
+
+def load_or_measure(cache: CostCache, measured: Callable[[], CostTable]) -> CostTable:
+    """The cached table, or what ``measured`` returns, which is then stored."""
+    found = cache.load()
+    if found is None:
+        found = measured()
+        cache.store(found)
+    return found
