@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 from tests.integrations.sglang.ddtree_pair import BLOCK, VOCAB
 from tests.integrations.sglang.ddtree_scheduler import Server
 
-WIDTH, NEW, CHUNK = 17, 14, 8
+WIDTH, NEW, CHUNK, CONTEXT = 17, 14, 8, 40
 PROMPTS = [[(7 * i * i + 3 * j + j * j * i + i) % (VOCAB - 1) for j in range(6 + 5 * i)] for i in range(3)]
 
 
@@ -128,6 +128,21 @@ def ahead(folder: Path) -> dict[str, Any]:
     return {"together": found[:3], "drawn": len(found[3]), "slots": [slots, server.free_slots()]}
 
 
+def brim_plain(folder: Path) -> dict[str, Any]:
+    """Texts without speculation that go on to the end of a short context."""
+    return {"texts": texts(Server(folder / "target", context_length=CONTEXT), PROMPTS, CONTEXT)}
+
+
+def brim(folder: Path) -> dict[str, Any]:
+    """The same with trees, a step ahead: the last ones are drafted beyond the end."""
+    server = tree(folder, context_length=CONTEXT, disable_overlap_schedule=False)
+    slots = server.free_slots()
+    requests = [server.submit(ids, CONTEXT) for ids in PROMPTS]
+    server.run_ahead()
+    found = [list(request.output_ids)[: request.finished_len] for request in requests]
+    return {"texts": found, "slots": [slots, server.free_slots()]}
+
+
 def broken(folder: Path) -> dict[str, Any]:
     """Texts when the mask is dropped, and when the accepted rows are not moved: they must differ from plain's."""
     from treeverify.integrations.sglang.ddtree import compat, worker
@@ -147,7 +162,7 @@ def broken(folder: Path) -> dict[str, Any]:
 
 
 SCENARIOS: dict[str, Callable[[Path], dict[str, Any]]] = {
-    run.__name__: run for run in (plain, served, sampled, oldest, ahead, broken)
+    run.__name__: run for run in (plain, served, sampled, oldest, ahead, brim_plain, brim, broken)
 }
 
 if __name__ == "__main__":

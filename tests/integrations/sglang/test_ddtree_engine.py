@@ -85,6 +85,16 @@ def test_overlap_scheduling(plain: dict[str, Any], outcomes: dict[str, Future[di
     assert ahead["slots"][0] == ahead["slots"][1]
 
 
+def test_the_end_of_the_context(outcomes: dict[str, Future[dict[str, Any]]]) -> None:
+    """No request's slots reach into another's, and none is lost."""
+    brim = outcomes["brim"].result()
+    assert brim["texts"] == outcomes["brim_plain"].result()["texts"]
+    assert [len(text) for text in brim["texts"]] == [
+        ddtree_scenarios.CONTEXT - 2 - len(ids) for ids in ddtree_scenarios.PROMPTS
+    ]
+    assert brim["slots"][0] == brim["slots"][1]
+
+
 def test_trees_were_accepted(served: dict[str, Any]) -> None:
     """Or nothing above was a test: at least one draft token in most steps, and not only the first child."""
     counted = served["accepted"]

@@ -132,3 +132,12 @@ def test_a_changed_signature_stops_the_server(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(compat.worker_class(), "forward_batch_generation", forward_batch_generation)
     with pytest.raises(ConfigError, match=r"forward_batch_generation: expected .*self, batch, on_publish, found self"):
         compat.check()
+
+
+def test_a_row_of_the_slot_table_holds_all_that_is_reserved() -> None:
+    from sglang.srt.mem_cache import allocation_sizing, kv_cache_configurator
+
+    with live.server(page_size=1):
+        reserve = allocation_sizing.get_alloc_reserve_per_decode()
+        assert allocation_sizing.get_req_to_token_extra_context_len() < reserve == 2 * 16  # SGLang's own is too small
+        assert kv_cache_configurator.get_req_to_token_extra_context_len() == reserve

@@ -24,6 +24,8 @@ INFO = "sglang.srt.speculative.spec_info"
 GRAPHS = "sglang.srt.model_executor.runner.decode_cuda_graph_runner.DecodeCudaGraphRunner"
 BASE_RUNNER = "sglang.srt.model_executor.runner.base_runner"
 SCHEDULER = "sglang.srt.managers.scheduler"
+POOLS = "sglang.srt.mem_cache.kv_cache_configurator"
+RESERVE = "sglang.srt.mem_cache.allocation_sizing.get_alloc_reserve_per_decode"
 _BATCH = "sglang.srt.model_executor.forward_batch_info"
 _PLAN = "sglang.srt.mem_cache.kv_loc_plan"
 _RESULT = "sglang.srt.managers.utils.GenerationBatchResult"
@@ -40,6 +42,8 @@ _PARAMETERS: Mapping[str, str] = {
     f"{_UTILS}.validate_dflash_request": "req enable_overlap",
     f"{SCHEDULER}.validate_dflash_request": "req enable_overlap",
     f"{GRAPHS}.get_spec_info": "self num_tokens",
+    f"{POOLS}.get_req_to_token_extra_context_len": "",
+    RESERVE: "",
 }
 
 

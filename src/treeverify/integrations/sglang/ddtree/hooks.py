@@ -1,4 +1,4 @@
-"""What DDTREE registers and replaces in SGLang, once per process: algorithm, mask of captured graphs, refusals."""
+"""What DDTREE registers and replaces in SGLang, once per process: algorithm, masks of graphs, slot table, refusals."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from importlib import import_module
 from inspect import signature
 from typing import Any
 
-from treeverify.integrations.sglang.ddtree.compat import BASE_RUNNER, GRAPHS, INFO, SCHEDULER
+from treeverify.integrations.sglang.ddtree.compat import BASE_RUNNER, GRAPHS, INFO, POOLS, RESERVE, SCHEDULER
 from treeverify.integrations.sglang.names import find, read
 
 _REGISTRY = "sglang.srt.speculative.spec_registry"
@@ -59,10 +59,14 @@ def _answer(value: Any) -> Callable[[Any], Any]:
 
 
 def install(name: str, refuse: Callable[[Any], str | None]) -> None:
-    """Give captured graphs a tree mask, and refuse requests that are not served; once per process."""
+    """Give captured graphs a tree mask and the slot table room, refuse requests that are not served; once per process.
+
+    Called where the worker is made: before the pools.
+    """
     base, scheduler = import_module(BASE_RUNNER), import_module(SCHEDULER)
     _wrap(find(GRAPHS), "get_spec_info", lambda stock: _with_mask(stock, name))
     _wrap(base, "create_dummy_verify_input", lambda stock: _dummy_with_mask(stock, name))
+    _wrap(import_module(POOLS), "get_req_to_token_extra_context_len", _with_reserve)
     _wrap(scheduler, "validate_dflash_request", lambda stock: _with_refusals(stock, refuse))
 
 
@@ -106,6 +110,20 @@ def _dummy_with_mask(stock: Callable[..., Any], name: str) -> Callable[..., Any]
         return found
 
     return create
+
+
+def _with_reserve(stock: Callable[..., int]) -> Callable[..., int]:
+    """Room in a row of the slot table for what SGLang reserves beyond a request at the end of its context.
+
+    With pages of one token it makes room for one step and 4 slots, but reserves two steps: the rest would be written
+    into the next request's row, and read from there.
+    """
+
+    def extra(*arguments: Any) -> int:  # 0.5.17 hands its server arguments in
+        reserved: int = find(RESERVE)(*arguments)
+        return max(stock(*arguments), reserved)
+
+    return extra
 
 
 def _with_refusals(stock: Callable[..., Any], refuse: Callable[[Any], str | None]) -> Callable[..., Any]:
