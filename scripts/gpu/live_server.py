@@ -144,7 +144,7 @@ class Server:
             try:
                 self.ask("/health", timeout=2)
             except (OSError, urllib.error.URLError):
-                time.sleep(0.5)
+                time.sleep(0.2)
             else:
                 return True
         return False

@@ -86,16 +86,14 @@ def seconds_of(budget: float, sides: int) -> float:
     return min(LONGEST, max(SHORTEST, budget / (ROUNDS * sides) - 0.2))
 
 
-def rotate(
-    sides: dict[str, Side], prompts: list[list[int]], seconds: float, most: int, rounds: int = ROUNDS
-) -> Windows:
-    """Windows of every side in turns; every other round in the opposite order."""
+def rotate(sides: dict[str, Side], prompts: list[list[int]], seconds: float, most: int, rounds: int = 0) -> Windows:
+    """Windows of every side in turns, ``ROUNDS`` if not told; every other round in the opposite order."""
     tokens = {}
     for name, side in sides.items():
         side.ready()
         tokens[name] = length(side, prompts, seconds, most)
     found: Windows = {name: [] for name in sides}
-    for turn in range(rounds):
+    for turn in range(rounds or ROUNDS):
         for name in list(sides) if turn % 2 else reversed(list(sides)):
             sides[name].ready()
             found[name].append(window(sides[name], prompts, tokens[name]))
