@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from treeverify import env
 from treeverify.control.schema import PluginState, RankState
-from treeverify.control.wire import MODE_KEY, MODE_NUMBERS, STATE_KEY
+from treeverify.control.wire import ERROR_KEY, MODE_KEY, MODE_NUMBERS, STATE_KEY
 from treeverify.env import VerifyMode
 from treeverify.errors import PluginMissingError, ServerError, ServerUnreachableError, SwitchError
 
@@ -120,8 +120,11 @@ def _state(where: str, group: int, entry: object) -> PluginState:
         raise PluginMissingError(
             f"{where}: no {place}: the plugin is not loaded; start the server with --attention-backend treeverify"
         )
+    said = entry[STATE_KEY]
+    if isinstance(said, dict) and set(said) == {ERROR_KEY}:
+        raise ServerError(f"{where}: {place}: the server could not say its state: {_excerpt(said[ERROR_KEY])}")
     try:
-        return PluginState.model_validate_json(json.dumps(entry[STATE_KEY]))
+        return PluginState.model_validate_json(json.dumps(said))
     except ValidationError as error:
         first = error.errors()[0]
         field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])

@@ -13,6 +13,8 @@ from treeverify.env import VerifyMode
 
 STATE_KEY = "treeverify"
 """Key of the plugin's entry in ``/server_info``: ``internal_states[i]["treeverify"]``, a ``schema.PluginState``."""
+ERROR_KEY = "error"
+"""The only key of that entry where a rank could not say its state: why."""
 MODE_KEY = "treeverify_mode"
 """Key of ``server_args`` in ``POST /set_internal_state``."""
 MODE_NUMBERS: Mapping[VerifyMode, int] = MappingProxyType({VerifyMode.OFF: 0, VerifyMode.VALIDATE: 1, VerifyMode.ON: 2})

@@ -105,7 +105,9 @@ def test_a_rank_that_cannot_say_its_state_holds_up_no_other_and_is_named(
     entry = ask(None, None).internal_state[STATE_KEY]
     assert entry == {"error": "rank 1: RuntimeError: no space left"}
     assert "serving goes on" in caplog.text
-    with pytest.raises(ServerError, match="no space left"):
+    with pytest.raises(
+        ServerError, match=r"treeverify: the server could not say its state: rank 1: RuntimeError: no space left"
+    ):
         client._state("http://host/server_info", 0, {STATE_KEY: entry})
 
 

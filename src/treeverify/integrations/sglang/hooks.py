@@ -11,7 +11,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from treeverify.control.wire import MODE_KEY, STATE_KEY
+from treeverify.control.wire import ERROR_KEY, MODE_KEY, STATE_KEY
 from treeverify.errors import ConfigError
 from treeverify.integrations.sglang import compat, graphs, modes
 from treeverify.integrations.sglang.names import find, read
@@ -75,8 +75,8 @@ def _with_report(stock: Stock, providers: Providers) -> Stock:
         failures = [
             f"rank {number}: {state.reason}" for number, state in enumerate(states) if isinstance(state, _Failed)
         ]
-        entry = {"error": "; ".join(failures)} if failures else providers.server(states)
-        answer.internal_state[STATE_KEY] = entry  # what has an error is no PluginState: the client refuses it by name
+        entry = {ERROR_KEY: "; ".join(failures)} if failures else providers.server(states)
+        answer.internal_state[STATE_KEY] = entry
         return answer
 
     return get_internal_state
