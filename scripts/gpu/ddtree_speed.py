@@ -85,6 +85,7 @@ def gap(part: Part, choice: Choice) -> None:
             prompts = [ids[:32] for ids in held()[:batch]]
             waits = {}
             for name, server in servers.items():
+                trace(Side(server), part.folder / f"first_{name}_{batch}", prompts, 4, 3900)  # loads the profiler
                 events = trace(Side(server), part.folder / f"trace_{name}_{batch}", prompts, GAP_STEPS, 3900)
                 waits[name] = waits_of(events, layers)
                 part.keep(f"waits_{name}_{batch}", waits[name])

@@ -45,20 +45,16 @@ def law(last: int) -> dict[int, float]:
 
 
 @lru_cache
-def kept(last: int, temperature: float, top_k: int, top_p: float) -> tuple[list[int], list[float]]:
+def kept(last: int, temperature: float, top_k: int, min_p: float) -> tuple[list[int], list[float]]:
     """Tokens that may be drawn and their weights; one token at temperature 0."""
     ranked = sorted(law(last).items(), key=lambda item: -item[1])
     if temperature == 0:
         return [ranked[0][0]], [1.0]
     temperature *= 1.4 if FAULT == "hot" and SPECULATIVE else 1
     weights = {token: math.exp(value / temperature) for token, value in ranked[:top_k]}
-    total, mass, tokens = sum(weights.values()), 0.0, []
-    for token, weight in weights.items():
-        if mass >= top_p * total:
-            break
-        mass += weight
-        tokens.append(token)
-    return tokens, [weights[token] for token in tokens]
+    least = min_p * max(weights.values())
+    used = [token for token, weight in weights.items() if weight >= least]
+    return used, [weights[token] for token in used]
 
 
 def text(ids: list[int], sampling: dict[str, Any], body: dict[str, Any]) -> dict[str, Any]:
@@ -66,7 +62,7 @@ def text(ids: list[int], sampling: dict[str, Any], body: dict[str, Any]) -> dict
     numbers = random.Random(sampling.get("sampling_seed", 1))
     found: list[int] = []
     for _ in range(sampling["max_new_tokens"]):
-        filters = sampling.get("temperature", 0), sampling.get("top_k", 8), sampling.get("top_p", 1.0)
+        filters = sampling.get("temperature", 0), sampling.get("top_k", 8), sampling.get("min_p", 0.0)
         found.append(numbers.choices(*kept((found or ids)[-1], *filters))[0])
     meta: dict[str, Any] = {"completion_tokens": len(found)}
     if SPECULATIVE:
