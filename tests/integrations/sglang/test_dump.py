@@ -161,6 +161,22 @@ def test_a_server_in_inference_mode_is_no_other_case(dumper: Dumper) -> None:
         assert dumper.drain(wait=True) is not None
 
 
+def test_a_folder_that_cannot_be_read_stops_the_dumps_and_not_the_info_query(
+    dumper: Dumper, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def stale(_: object) -> bool:
+        raise OSError(116, "Stale file handle")
+
+    monkeypatch.setattr(dump.Store, "full", property(stale))
+    call = make_call()
+    served, ours = results(call)
+    ours[0] *= 1.5
+    _capture(dumper, call, served, ours)
+    assert dumper.drain(wait=True) is None
+    assert dumper.drain(wait=True) is None
+    assert caplog.text.count("Stale file handle") == 1
+
+
 def test_a_file_that_cannot_be_written_stops_the_dumps_and_not_the_server(
     dumper: Dumper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

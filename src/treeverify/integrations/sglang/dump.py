@@ -166,10 +166,10 @@ class Dumper:
         return path
 
     def _write(self) -> Path | None:
-        if self._store.full:
-            logger.warning("treeverify: a verify call beyond the bound is not dumped: KDTREE_DUMP_MAX is reached")
-            return None
         try:
+            if self._store.full:
+                logger.warning("treeverify: a verify call beyond the bound is not dumped: KDTREE_DUMP_MAX is reached")
+                return None
             path = self._store.write(self._recorded())
         except OSError as error:
             logger.error("treeverify: no more dumps: %s", error)
