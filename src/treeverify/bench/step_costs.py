@@ -1,9 +1,10 @@
 """Milliseconds of real engine steps by width, batch and context, for ``budget="auto"``; kept in a cache.
 
 Each point is a step of an engine of its own over random prompts, through the code that ``auto`` runs: draft, tree, cut
-to the width, verify, accept, commit. Widths take turns, so that a busy machine slows all of them alike, and the least
-of the rounds counts, since other work only ever adds. A context grows by the tokens that the steps commit, which the
-grid ignores.
+to the width, verify, accept, commit. On a CPU the clock is that of the calling thread, which stops while other
+processes run; on a GPU it is the wall's. Widths take turns, so that a busy machine slows all of them alike, and the
+least of the rounds counts, since other work only ever adds. A context grows by the tokens that the steps commit, which
+the grid ignores.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, thread_time
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,15 +47,18 @@ class Grid:
 
 
 class _Forced:
-    """A ``WidthPolicy`` that does as it is told; width 1 drafts nothing."""
+    """A ``WidthPolicy`` that does as it is told, width 1 without a draft, and times the way to a tree."""
 
-    def __init__(self, widest: int) -> None:
-        self.widest, self.width = widest, 1
+    def __init__(self, widest: int, clock: Callable[[], float]) -> None:
+        self.widest, self.width, self.drafted = widest, 1, 0.0
+        self._clock, self._began = clock, 0.0
 
     def drafts(self, batch: int, context: int) -> bool:
+        self._began, self.drafted = self._clock(), 0.0
         return self.width > 1
 
     def choose(self, scores: Sequence[NDArray[np.float32]], context: int) -> int:
+        self.drafted = self._clock() - self._began
         return self.width
 
     def accepted(self, drafts: Sequence[int]) -> None:
@@ -92,9 +96,10 @@ def measure(
 def _rounds(
     target: Target, drafter: Drafter, verify: VerifyMode, grid: Grid, case: tuple[int, int, int]
 ) -> Iterator[list[tuple[float, float]]]:
-    """For each measured round, (milliseconds of the step, of its draft) by width; case: batch, context, room."""
+    """For each measured round, milliseconds (step, its draft and tree) by width; case: batch, context, room."""
     batch, context, room = case
-    forced = _Forced(grid.widths[-1])
+    clock = thread_time if target.device.type == "cpu" else perf_counter
+    forced = _Forced(grid.widths[-1], clock)
     slots = batch * (context + room + grid.widths[-1])
     engine = Engine(target, drafter, config=EngineConfig(slots=slots, max_batch=batch, verify=verify), policy=forced)
     rng = np.random.default_rng(context)
@@ -107,9 +112,9 @@ def _rounds(
         row = []
         for width in grid.widths:
             forced.width = width
-            before, began = engine.metrics.seconds["draft"], perf_counter()
+            began = clock()
             engine.step()
-            row.append((1e3 * (perf_counter() - began), 1e3 * (engine.metrics.seconds["draft"] - before)))
+            row.append((1e3 * (clock() - began), 1e3 * forced.drafted))
         if turn > 0:  # the first warms up
             yield row
 

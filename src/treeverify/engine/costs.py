@@ -19,9 +19,9 @@ class CostTable:
 
     ``widths``: the ladder, rising, the first is 1. ``batches``, ``contexts``: rising, >= 1; a context is the committed
     tokens of a request. ``verify``: float64 [widths, batches, contexts], all of a step but the draft. ``draft``:
-    float64 [batches, contexts]. Values must be finite and > 0 (draft: >= 0). More nodes, requests or tokens
-    never cost less: both are made monotone along every axis by running maxima, so noise in a measurement cannot make a
-    wider tree look cheaper. Raises ConfigError for anything else.
+    float64 [batches, contexts], until the widest tree is there. Values must be finite and > 0 (draft: >= 0). More
+    nodes, requests or tokens never cost less: both are made monotone along every axis by running maxima, so noise in a
+    measurement cannot make a wider tree look cheaper. Raises ConfigError for anything else.
     """
 
     widths: tuple[int, ...]
@@ -65,7 +65,7 @@ class CostTable:
         return float(_between(self._ladder_ms(batch, context), self.widths, width))
 
     def draft_ms(self, batch: int, context: int) -> float:
-        """Milliseconds of one draft forward; between and outside the grid as ``verify_ms``."""
+        """Milliseconds of one draft and its tree; between and outside the grid as ``verify_ms``."""
         return float(_plane(self.draft, self.batches, self.contexts, batch, context))
 
     def plain_ms(self, batch: int, context: int) -> float:
