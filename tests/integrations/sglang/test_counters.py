@@ -58,6 +58,16 @@ def test_figures_are_those_of_the_comparison_on_the_host(scale: float, dtype: to
     assert (figures["rows"], figures["mismatched_rows"]) == (TOKENS * HEADS, 0)
 
 
+def test_a_call_of_padding_alone_is_none() -> None:
+    """As in the warm-up of a graph, or on a rank that has no request."""
+    counters = _counters()
+    expected, got = _pair()
+    counters.record(0, expected, got, torch.zeros_like(LIVE), NODES)
+    assert counters.read()["layers"] == []
+    counters.record(0, expected, got, LIVE, NODES)
+    assert [layer["calls"] for layer in counters.read()["layers"]] == [1]
+
+
 def test_equal_outputs_fill_bin_zero_and_have_no_worst_row() -> None:
     expected, _ = _pair()
     counters = _counters(2)

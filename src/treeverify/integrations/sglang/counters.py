@@ -90,7 +90,8 @@ class Counters:
         """Add how far ``got [batch*nodes, heads, dim]`` is from ``expected``, rows that are not ``live`` left out.
 
         Returns ``score [batch*nodes, heads]`` float32: the error of each row in ULP, ``MISMATCHED`` for a mismatched
-        row, 0 for padding. A call with a score beyond ``BOUND_ULP`` is counted as a breach.
+        row, 0 for padding. A call with a score beyond ``BOUND_ULP`` is counted as a breach; one without a live row is
+        not counted.
 
         Raises ``ContractError`` for other heads or more nodes than this was made for.
         """
@@ -106,7 +107,7 @@ class Counters:
         keyed = torch.add(self._rows[: nodes * heads], peaks.view(torch.int32).view(3, -1, nodes * heads), alpha=2**32)
         torch.maximum(figures[:3], keyed.amax((1, 2)), out=figures[:3])
         score = ulp.masked_fill(broken, MISMATCHED)
-        figures[_Column.CALLS].add_(1)
+        figures[_Column.CALLS].add_(live.any())  # not the warm-up of a graph, nor a rank without requests
         figures[_Column.BREACHES].add_((score > BOUND_ULP).any())
         figures[_Column.MISMATCHED].add_(broken.sum())
         bins = torch.bucketize(ulp, self._edges).flatten()
