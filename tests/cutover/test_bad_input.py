@@ -98,11 +98,11 @@ def test_a_corrupted_journal(served):
     assert served.run().code == 0
     path = served.state / "journal.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
-    lines[3] = lines[3].replace(b"validate", b"on", 1)
+    lines[4] = lines[4].replace(b"validate", b"on", 1)
     path.write_bytes(b"".join(lines))
     before = snapshot(served)
     for outcome in (served.run("off"), served.rollback(), served.driver("cutover", "status", *served.options())):
-        refuse(served, outcome, 16, "line 4", "nothing was changed")
+        refuse(served, outcome, 16, "line 5", "nothing was changed")
     assert snapshot(served) == before
 
 

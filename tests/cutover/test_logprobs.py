@@ -67,7 +67,7 @@ def test_texts_that_part_are_listed_and_not_called_near_ties(refusing):
     assert outcome.code == 0, outcome.out
     found = verdicts(refusing)["on", "generation"]
     assert found["passed"] is None
-    assert (found["figures"]["not_judged"], found["figures"]["near_ties"], found["figures"]["same"]) == (12, 0, 0)
+    assert (found["figures"]["not_judged"], found["figures"]["near_ties"], found["figures"]["same"]) == (4, 0, 0)
     assert "line 1 at token 4" in found["reason"]
 
 
