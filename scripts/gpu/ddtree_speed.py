@@ -13,7 +13,7 @@ from ddtree_servers import AT_ONCE, PACKAGED, Choice, Pair, config, held, server
 from live_models import VOCAB
 from live_part import Part
 from live_server import has_fa3, running
-from live_windows import ROUNDS, STEPS, Side, Windows, medians, prompts_of, ratio, rotate, seconds_of, trace
+from live_windows import ROUNDS, STEPS, Side, Windows, is_ours, medians, prompts_of, ratio, rotate, seconds_of, trace
 
 TREES = ("ddtree9", "ddtree17", "ddtree33", "ddtree65")
 """Budgets of 8, 16, 32 and 64 nodes beside the root."""
@@ -23,7 +23,6 @@ LONG = 32768
 GAP_STEPS = 200
 GAP_MS = {1: 0.3, AT_ONCE: 0.6}
 """What is aimed at, by batch, with a budget of 32."""
-OURS = "tree_attention_portable"
 
 Event = dict[str, Any]
 
@@ -116,7 +115,7 @@ def gaps(events: Sequence[Event]) -> dict[str, Any]:
         names = " ".join(one["name"] for one in some)
         if "tree_build" in names:
             drafts.append(min(one["ts"] for one in some))
-        elif OURS in names:
+        elif any(is_ours(one["name"]) for one in some):
             verifies.append(max(one["ts"] + one["dur"] for one in some))
     found, busy = [], []
     for end in sorted(verifies):
@@ -140,7 +139,7 @@ GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 
 def waits_of(events: Sequence[Event], layers: int) -> dict[str, Any]:
     """Calls per step that wait for the device, by name, and copies to pageable memory, which wait too."""
-    steps = sum(one.get("cat") == "kernel" and OURS in one["name"] for one in events) / layers
+    steps = sum(one.get("cat") == "kernel" and is_ours(one["name"]) for one in events) / layers
     if steps < 1:
         raise RuntimeError("trace: no verify step of our attention")
     waits = Counter(

@@ -24,7 +24,7 @@ from typing import Any
 import live_part
 from live_part import Part
 from live_server import NGRAM, Server, running
-from live_windows import ATTENTION, STEPS, Side, medians, prompts_of, ratio, rotate, trace
+from live_windows import STEPS, Side, is_attention, medians, prompts_of, ratio, rotate, trace
 
 TP = 8
 HEADS, EXPERTS, VOCABULARY = 64, 384, 163840
@@ -89,7 +89,7 @@ def kind(kernel: str) -> str:
 def split(events: Sequence[dict[str, Any]], layers: int) -> dict[str, Any]:
     """Microseconds per step by part, and the largest kernels, from a profiler's trace of verify steps."""
     used = [one for one in events if one.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
-    steps = sum(any(part in one["name"] for part in ATTENTION) for one in used) / layers
+    steps = sum(is_attention(one["name"]) for one in used) / layers
     if steps < 1:
         raise RuntimeError("trace: no verify step")
     parts, names = Counter[str](), Counter[str]()

@@ -97,9 +97,17 @@ def _point(part: Part, sides: dict[str, Side], place: tuple[int, int], budget: f
             "steps": ratio(windows, base, other, "step_ms"),
             "tokens": ratio(windows, base, other),
         }
-    traces = {m: trace(sides[m], part.folder / f"trace_{prefix}_{batch}_{m}", prompts, 8, MOST) for m in ("off", "on")}
-    kernels = {mode: kernels_of(events, LAYERS) for mode, events in traces.items()}
-    point |= limit(point["sides"]["off"]["step_ms"], kernels["off"], kernels["on"])
+    point["amdahl"] = math.nan
+    try:
+        kernels = {
+            mode: kernels_of(
+                trace(sides[mode], part.folder / f"trace_{prefix}_{batch}_{mode}", prompts, 8, MOST), LAYERS
+            )
+            for mode in ("off", "on")
+        }
+        point |= limit(point["sides"]["off"]["step_ms"], kernels["off"], kernels["on"])
+    except RuntimeError as error:  # the windows are worth keeping
+        part.failures.append(f"{place}: no profile: {error}")
     return point | {"windows": windows}
 
 

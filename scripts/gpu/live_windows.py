@@ -150,7 +150,7 @@ def trace(side: Side, folder: Path, prompts: list[list[int]], steps: int, most: 
 def kernels_of(events: Sequence[dict[str, Any]], layers: int) -> dict[str, float]:
     """Milliseconds per step of each kernel, by name; a step has one attention call a layer."""
     kernels = [event for event in events if event.get("cat") == "kernel"]
-    calls = sum(any(part in event["name"] for part in ATTENTION) for event in kernels)
+    calls = sum(is_attention(event["name"]) for event in kernels)
     if calls < layers:
         raise RuntimeError(f"trace: expected attention kernels of {layers} layers, got {calls} calls")
     total: Counter[str] = Counter()
@@ -159,8 +159,14 @@ def kernels_of(events: Sequence[dict[str, Any]], layers: int) -> dict[str, float
     return dict(total)
 
 
-ATTENTION = ("_fwd_kernel", "tree_attention_portable")
-"""One launch a layer: Triton's extend kernel, and ours before its merge."""
+def is_attention(kernel: str) -> bool:
+    """Whether it is launched once a layer: Triton's extend kernel, or ours before its merge."""
+    return "_fwd_kernel" in kernel or is_ours(kernel)
+
+
+def is_ours(kernel: str) -> bool:
+    """Whether it is our attention, without its merge."""
+    return "tree_attention" in kernel and "merge" not in kernel
 
 
 def _timed(call: Callable[[], Any]) -> tuple[float, Any]:

@@ -39,22 +39,19 @@ SPECULATIVE = bool(option("--speculative-algorithm"))
 @lru_cache
 def law(last: int) -> dict[int, float]:
     """Log-probabilities of the next token."""
-    weights = {8 + n: math.exp(SHARP * math.sin(last + 2.0 * n)) for n in range(8)}
-    total = sum(weights.values())
-    return {token: math.log(value / total) for token, value in weights.items()}
+    values = {8 + n: SHARP * math.sin(last + 2.0 * n) for n in range(8)}
+    total = math.log(sum(math.exp(value) for value in values.values()))
+    return {token: value - total for token, value in values.items()}
 
 
 @lru_cache
-def kept(last: int, temperature: float, top_k: int, min_p: float) -> tuple[list[int], list[float]]:
+def weights(last: int, temperature: float) -> tuple[list[int], list[float]]:
     """Tokens that may be drawn and their weights; one token at temperature 0."""
-    ranked = sorted(law(last).items(), key=lambda item: -item[1])
+    found = law(last)
     if temperature == 0:
-        return [ranked[0][0]], [1.0]
+        return [max(found, key=found.__getitem__)], [1.0]
     temperature *= 1.4 if FAULT == "hot" and SPECULATIVE else 1
-    weights = {token: math.exp(value / temperature) for token, value in ranked[:top_k]}
-    least = min_p * max(weights.values())
-    used = [token for token, weight in weights.items() if weight >= least]
-    return used, [weights[token] for token in used]
+    return list(found), [math.exp(value / temperature) for value in found.values()]
 
 
 def text(ids: list[int], sampling: dict[str, Any], body: dict[str, Any]) -> dict[str, Any]:
@@ -62,8 +59,7 @@ def text(ids: list[int], sampling: dict[str, Any], body: dict[str, Any]) -> dict
     numbers = random.Random(sampling.get("sampling_seed", 1))
     found: list[int] = []
     for _ in range(sampling["max_new_tokens"]):
-        filters = sampling.get("temperature", 0), sampling.get("top_k", 8), sampling.get("min_p", 0.0)
-        found.append(numbers.choices(*kept((found or ids)[-1], *filters))[0])
+        found.append(numbers.choices(*weights((found or ids)[-1], sampling.get("temperature", 0)))[0])
     meta: dict[str, Any] = {"completion_tokens": len(found)}
     if SPECULATIVE:
         steps = math.ceil((len(found) - 1) / PER_STEP)

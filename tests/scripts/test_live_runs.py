@@ -94,7 +94,7 @@ def test_law_passes_the_right_one_and_refutes_a_wrong_one(
     live: SimpleNamespace, part: Any, monkeypatch: pytest.MonkeyPatch, fault: str, failing: int
 ) -> None:
     monkeypatch.setenv("FAKE_FAULT", fault)
-    monkeypatch.setattr(live.ddtree_sampling, "SETTINGS", live.ddtree_sampling.SETTINGS[1:])
+    monkeypatch.setattr(live.ddtree_sampling, "CASES", live.ddtree_sampling.CASES[:2])
     live.live_part.run(part, lambda part: live.ddtree_sampling.law(part, live.ddtree_servers.Choice(1, 8, 1500)))
     assert len(record(part)["found"]["tests"]) == 4
     wrong = [failure for failure in part.failures if "ddtree17" in failure and "after Holm" in failure]
