@@ -51,7 +51,9 @@ def test_dearer_widths_never_widen_the_choice(row, ladder, slope, more):
 
 def test_ties_go_to_the_smaller_width_and_free_nodes_are_taken():
     row = np.log(np.array([1, 0.5, 0.5], dtype=np.float32))
-    assert choose_width([row], [1, 2, 3], [2.0, 3.0, 4.0]) == 1  # 1/2 = 1.5/3 = 2/4
+    certain = np.zeros(4, dtype=np.float32)
+    assert choose_width([certain], [1, 2, 4], [1.0, 2.0, 4.0]) == 1  # exactly one token per millisecond each
+    assert choose_width([certain], [1, 2, 4], [3.0, 2.0, 4.0]) == 2
     assert choose_width([row], [1, 2, 3], [2.0, 2.0, 2.0]) == 3
     assert choose_width([row], [1, 2, 3, 9], [2.0, 2.0, 2.0, 1e-6]) == 3  # there are no nine nodes
     assert choose_width([row[:1]], [1, 2], [9.0, 1e-6]) == 1
