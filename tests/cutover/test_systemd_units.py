@@ -198,8 +198,10 @@ def test_the_eager_stage_has_its_variables_and_the_next_one_not(stub):
     outcome = stub.run("on", "--allow-restart", "--eager", "EAGER=a b$c")
     assert outcome.code == 0, outcome.out
     assert stub.live() == "on"
-    assert stub.process()["KDTREE_VERIFY"] == "on"
+    assert stub.process()["KDTREE_VERIFY"] == "validate"  # what it was started with, before it was let into on
     assert "EAGER" not in stub.process()
+    stub.restart()
+    assert (stub.live(), stub.process()["KDTREE_VERIFY"]) == ("on", "on")
 
 
 def test_killed_in_each_stage_the_next_start_ends_it(stub):
