@@ -72,7 +72,7 @@ def validate(part: Part) -> None:
         server.switch("validate")
         (one,) = summary(server.state())
         while one["rows"] < ROWS and part.left() > 5:
-            for prefix in (130, 8192, 32768):
+            for prefix in sorted({prefix for prefix, _ in POINTS}):
                 server.generate(prompts_of(prefix, 8, VOCAB), 96)
             (one,) = summary(server.state())
             part.keep("summary", one)

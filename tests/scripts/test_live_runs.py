@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts/gpu"
-NAMES = ("live_server", "live_windows", "live_part", "live_speed", "live_tokens", "kimi_rank")
+NAMES = ("live_server", "live_windows", "live_part", "live_speed", "live_tokens", "live_dumps", "kimi_rank")
 DDTREE = ("ddtree_servers", "ddtree_parts", "ddtree_sampling", "ddtree_speed")
 
 
@@ -144,6 +144,26 @@ def test_ddtree_windows_and_kimi(live: SimpleNamespace, part: Any) -> None:
     (point,) = record(part)["found"]["points"]
     assert point["on"]["profile"]["steps"] == 6
     assert part.failures == ["fa3: its library is not in the bundle"]
+
+
+def test_the_backends_other_parts(live: SimpleNamespace, part: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the stand-in cannot do is a failure by name; nothing else is."""
+    monkeypatch.setattr(live.live_speed, "ROWS", 20_000)
+    for name, work, failures in (
+        ("validate", live.live_speed.validate, []),
+        ("forced", live.live_tokens.forced, []),
+        (
+            "algorithms",
+            live.live_tokens.algorithms,
+            ["standalone_graph: 1 backends, expected the target's and the draft's"],
+        ),
+        ("packaged", live.live_tokens.packaged, ["bad_mode: not refused by name", "bad_list: not refused by name"]),
+        ("dumps", live.live_dumps.dumps, ["dumps: 0 files, expected at least 3"]),
+    ):
+        part.failures, part.found, part.name = [], {}, name
+        live.live_part.run(part, work)
+        assert part.failures == failures
+        assert record(part)["found"]["up_s"] > 0
 
 
 def test_two_ranks_switch_at_one_step(live: SimpleNamespace, part: Any, monkeypatch: pytest.MonkeyPatch) -> None:
