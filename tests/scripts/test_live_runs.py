@@ -146,6 +146,7 @@ def test_ddtree_windows_and_kimi(live: SimpleNamespace, part: Any) -> None:
     assert part.failures == ["fa3: its library is not in the bundle"]
 
 
+@pytest.mark.slow
 def test_the_backends_other_parts(live: SimpleNamespace, part: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the stand-in cannot do is a failure by name; nothing else is."""
     monkeypatch.setattr(live.live_speed, "ROWS", 20_000)
@@ -208,6 +209,23 @@ def is_gone(group: int) -> bool:
             return True
         time.sleep(0.02)
     return False
+
+
+def test_plans_name_parts_that_exist(live: SimpleNamespace) -> None:
+    known = {"speed", "algorithms", "dumps", "ranks", "validate", "packaged", "forced"}
+    trees = {"tokens", "sampling", "law", "acceptance", "gap", "speed", "speed32k", "tp2"}
+    assert known == set(importlib.import_module("sglang_live").PARTS)
+    assert trees == set(importlib.import_module("ddtree_live").PARTS)
+    for plan in SCRIPTS.glob("*.plan"):
+        lines = [line.split() for line in plan.read_text().splitlines() if not line.startswith("#")]
+        names = [line[1] for line in lines]
+        for _, _, gpus, seconds, after, *command in lines:
+            assert set(gpus) <= set("01,")
+            assert int(seconds) < 550
+            assert after in ("-", *names)
+            parts = set(command[command.index("--parts") + 1].split(",")) if "--parts" in command else set()
+            there = {"LIVE=ddtree_live.py": trees, "LIVE=cutover_live.py": {"live", "trees", "broken"}}
+            assert parts <= there.get(command[0], known)
 
 
 def test_lanes_keep_limits_order_ports_and_what_parts_leave(tmp_path: Path) -> None:
