@@ -10,10 +10,10 @@ demo: $(STAMP)
 	$(BIN)/treeverify demo
 
 test: check
-	$(BIN)/python -m pytest -m "not gpu and not sglang"
+	$(BIN)/python -m pytest -n 2 --dist loadscope -m "not gpu and not sglang"
 
 test-fast: check
-	$(BIN)/python -m pytest -m "not gpu and not slow and not sglang"
+	$(BIN)/python -m pytest -n 2 --dist loadscope -m "not gpu and not slow and not sglang"
 
 # Every specialisation for every target, with the resource gate; tests compile the common targets only.
 test-all: test
