@@ -34,6 +34,8 @@ def test_ship_names_libraries_as_the_loader_looks_for_them(built, tmp_path, monk
 
 
 def test_f1_workspace_stays_within_256_mib(built):
-    for one in built:
+    attention = [one for one in built if one.module.name.startswith("tree_attention.")]
+    assert len(attention) >= 3
+    for one in attention:
         size = compiler.open_library(one.path).function("workspace_bytes")
         assert size(64, 65, 16, 132, 0, 262_144) <= 256 * KIB * KIB
