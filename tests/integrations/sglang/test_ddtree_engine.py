@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 pytestmark = [pytest.mark.sglang, pytest.mark.slow, pytest.mark.timeout(1500)]
-pytest.importorskip("sglang")
+pytest.importorskip("sglang", reason="real SGLang: make test-sglang")
 
 from tests.integrations.sglang import ddtree_pair, ddtree_scenarios  # noqa: E402
 

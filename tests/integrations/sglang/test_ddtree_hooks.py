@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 pytestmark = pytest.mark.sglang
-pytest.importorskip("sglang")
+pytest.importorskip("sglang", reason="real SGLang: make test-sglang")
 
 import torch  # noqa: E402
 from sglang.srt.layers.attention.triton_backend import TritonAttnBackend  # noqa: E402
