@@ -15,6 +15,8 @@ class Metrics:
 
     def __init__(self, width: int, block: int) -> None:
         self.width, self.block = width, block
+        self.simulated_acceptance: float | None = None
+        """Tokens a step that are simulated, not the target's (`simulated`)."""
         self.steps = self.request_steps = 0
         self.accepted: Counter[int] = Counter()
         """Requests' steps by acceptance length (tokens committed, the root counted)."""
@@ -49,6 +51,7 @@ class Metrics:
             "steps": self.steps,
             "request_steps": self.request_steps,
             "nodes": self.request_steps * self.width,
+            "simulated_acceptance": self.simulated_acceptance,
             "acceptance_length": tokens / known if known else None,
             "acceptance_lengths": {str(length): self.accepted[length] for length in sorted(self.accepted)},
             "host_seconds": dict(self.seconds),

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from treeverify.errors import ConfigError
-from treeverify.integrations.sglang.ddtree import compat
+from treeverify.integrations.sglang.ddtree import compat, simulated
 from treeverify.integrations.sglang.ddtree.draft import Head, TreeDraft
 from treeverify.integrations.sglang.ddtree.metrics import Metrics
 from treeverify.integrations.sglang.ddtree.randomness import seed_of, uniforms
@@ -35,6 +35,9 @@ class Steps:
         if torch.device(worker.device).type == "cuda":
             compiled.prepare(torch.device(worker.device))  # loading cannot be captured
         self.metrics = Metrics(width, block)
+        self._simulated = simulated.settings()
+        if self._simulated is not None:
+            self.metrics.simulated_acceptance = self._simulated.length
         self._tail: TreeDraft | None = None
         self._offsets = torch.arange(block, device=worker.device)
         self._mask = torch.empty(0, dtype=torch.bool, device=worker.device)
@@ -104,6 +107,8 @@ class Steps:
 
     def _accept(self, batch: Any, window: compat.Window, trees: DraftTrees, logits: torch.Tensor) -> Accepted:
         depth, sampling = self._block - 1, batch.sampling_info
+        if self._simulated is not None:
+            return self._simulated.accept(trees, logits.argmax(-1).view_as(trees.tokens), depth)
         if sampling is None or sampling.is_all_greedy:
             samples = logits.argmax(-1).view_as(trees.tokens)
             return tree_accept(trees.tokens, trees.parents, samples, depth=depth)

@@ -1,0 +1,41 @@
+"""What test_ddtree_simulated.py looks at, as a script: ``ddtree_simulated.py FOLDER`` prints one JSON object."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
+from tests.integrations.sglang.ddtree_scenarios import PROMPTS, texts, tree
+
+NEW = 40
+
+
+def main(folder: Path) -> dict[str, Any]:
+    """Texts under simulated acceptance, and how many rows the commits moved."""
+    from treeverify.integrations.sglang.ddtree import plugin, worker
+    from treeverify.integrations.sglang.names import version
+
+    server = tree(folder, attention_backend="treeverify")
+    slots, stock, moved = server.free_slots(), worker.kv_compact, list[int]()
+
+    def move(table: Any, window: Any, path: Any, lengths: Any) -> None:
+        for row, length in zip(path.tolist(), lengths.tolist(), strict=True):
+            moved.append(sum(node != place for place, node in enumerate(row[:length])))
+        stock(table, window, path, lengths)
+
+    worker.kv_compact = move
+    texts(server, PROMPTS[:2], NEW)
+    return {
+        "version": version(),
+        "report": plugin.report(),
+        "slots": [slots, server.free_slots()],
+        "moved": sum(moved),
+    }
+
+
+if __name__ == "__main__":
+    print("OUTCOME", json.dumps(main(Path(sys.argv[1]))), flush=True)
