@@ -6,7 +6,6 @@
 #pragma once
 
 #include <cstdint>
-#include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
 #include "device/order.cuh"
@@ -16,10 +15,8 @@
 namespace treeverify {
 
 constexpr int kTileItems = kTileColumns / kRankThreads;
+constexpr int kTileBlocks = 4;  // per multiprocessor: some load while others rank
 constexpr uint64_t kTopBit = uint64_t{1} << 63;
-
-__device__ __forceinline__ float to_float(float x) { return x; }
-__device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
 
 // What exponents are relative to: the peak, or 0 if everything is -inf, as -inf - -inf is no number.
 __device__ __forceinline__ float exponent_base(float peak) { return peak == -INFINITY ? 0.0f : peak; }
@@ -28,50 +25,122 @@ __device__ __forceinline__ uint64_t packed_stats(float peak, float sum) {
   return static_cast<uint64_t>(__float_as_uint(peak)) << 32 | __float_as_uint(sum);
 }
 
-template <class T>
-__global__ void __launch_bounds__(kRankThreads) smxx_draft_topk_tile(const __grid_constant__ TopkTileParams p) {
+__device__ __forceinline__ float value_of(uint32_t bits) { return __uint_as_float(bits); }
+__device__ __forceinline__ float value_of(uint16_t bits) { return __uint_as_float(static_cast<uint32_t>(bits) << 16); }
+
+// One thread's columns of a tile, in 32-bit words. `Bits` holds a logit: uint32_t one of float32, uint16_t of bfloat16.
+template <class Bits>
+struct TileItems {
+  static constexpr int kPerWord = sizeof(uint32_t) / sizeof(Bits);
+  static constexpr int kPerLoad = 4 * kPerWord;  // 16 bytes
+  static constexpr int kLoads = kTileItems / kPerLoad;
+
+  uint32_t words[kTileItems / kPerWord];
+
+  // The tile's column of item i.
+  static __device__ __forceinline__ int column(int i) {
+    return (i / kPerLoad * kRankThreads + static_cast<int>(threadIdx.x)) * kPerLoad + i % kPerLoad;
+  }
+
+  __device__ __forceinline__ float value(int i) const {
+    if constexpr (kPerWord == 1) return __uint_as_float(words[i]);
+    return __uint_as_float(i % 2 == 0 ? words[i / 2] << 16 : words[i / 2] & 0xffff0000u);
+  }
+
+  __device__ __forceinline__ void load(int at, const Bits* source) {
+    const uint4 four = *reinterpret_cast<const uint4*>(source);
+    words[4 * at] = four.x;
+    words[4 * at + 1] = four.y;
+    words[4 * at + 2] = four.z;
+    words[4 * at + 3] = four.w;
+  }
+
+  // Reads the tile; what lies beyond `columns` is -inf.
+  __device__ __forceinline__ void read(const Bits* tile, int columns) {
+    constexpr uint32_t kMinusInfinity = 0xff800000u >> (32 - 8 * sizeof(Bits));
+    const bool aligned = reinterpret_cast<uintptr_t>(tile) % sizeof(uint4) == 0;
+    if (aligned && columns == kTileColumns) {
+#pragma unroll
+      for (int at = 0; at < kLoads; ++at) load(at, tile + column(at * kPerLoad));
+      return;
+    }
+#pragma unroll
+    for (int at = 0; at < kLoads; ++at) {
+      const int first = column(at * kPerLoad);
+      if (aligned && first + kPerLoad <= columns) {
+        load(at, tile + first);
+        continue;
+      }
+#pragma unroll
+      for (int word = 4 * at; word < 4 * at + 4; ++word) {
+        words[word] = 0;
+#pragma unroll
+        for (int part = 0; part < kPerWord; ++part) {
+          const int from = column(word * kPerWord + part);
+          const uint32_t bits = from < columns ? tile[from] : kMinusInfinity;
+          words[word] |= bits << (part * 8 * sizeof(Bits)) % 32;
+        }
+      }
+    }
+  }
+};
+
+template <class Bits>
+__global__ void __launch_bounds__(kRankThreads, kTileBlocks) smxx_draft_topk_tile(const __grid_constant__ TopkTileParams p) {
   __shared__ RankShared s;
-  __shared__ uint32_t peaks[kRankWarps];
   __shared__ float sums[kRankWarps];
   const int thread = static_cast<int>(threadIdx.x);
   const int rows = p.batch * p.depth;
   const int tile = static_cast<int>(blockIdx.x) / rows, row = static_cast<int>(blockIdx.x) % rows;
-  const T* logits = static_cast<const T*>(p.logits) + row / p.depth * p.request_stride + row % p.depth * p.depth_stride;
-  const int first = tile * kTileColumns + thread;  // this thread's columns: first, first + kRankThreads, ..
-  uint32_t values[kTileItems];
-  uint32_t peak = 0;
+  const Bits* logits = static_cast<const Bits*>(p.logits) + row / p.depth * p.request_stride + row % p.depth * p.depth_stride;
+  const int first = tile * kTileColumns, columns = smaller(kTileColumns, p.vocab - first);
+  TileItems<Bits> items;
+  items.read(logits + first, columns);
+  float top = -INFINITY;
 #pragma unroll
-  for (int i = 0; i < kTileItems; ++i) {
-    const int column = first + i * kRankThreads;
-    values[i] = column < p.vocab ? ordered_bits(to_float(logits[column])) : 0;
-    peak = larger(peak, values[i]);
-  }
-  peak = __reduce_max_sync(0xffffffffu, peak);
-  if (thread % 32 == 0) peaks[thread / 32] = peak;
-  __syncthreads();
-  for (int warp = 0; warp < kRankWarps; ++warp) peak = larger(peak, peaks[warp]);
-  const float base = exponent_base(from_ordered_bits(peak));
-  float sum = 0.0f;
-#pragma unroll
-  for (int i = 0; i < kTileItems; ++i) {
-    if (values[i] != 0) sum += expf(from_ordered_bits(values[i]) - base);
-  }
-  for (int distance = 1; distance < 32; distance *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
-  if (thread % 32 == 0) sums[thread / 32] = sum;
+  for (int i = 0; i < kTileItems; ++i) top = fmaxf(top, items.value(i));  // a NaN is passed over: the sum has it
 
-  rank_keys(s, [&](auto use) {
+  const auto key_of = [&](float value, int column) {
+    return static_cast<uint64_t>(ordered_bits(value)) << 32 | ~static_cast<uint32_t>(p.first_id + first + column);
+  };
+  const auto above = [&](uint64_t bound, auto use) {
+    const float least = from_ordered_bits(static_cast<uint32_t>(bound >> 32));
 #pragma unroll
     for (int i = 0; i < kTileItems; ++i) {
-      const uint32_t id = static_cast<uint32_t>(p.first_id + first + i * kRankThreads);
-      use(values[i] == 0 ? 0 : static_cast<uint64_t>(values[i]) << 32 | ~id);
+      if (items.value(i) >= least && items.column(i) < columns) use(key_of(items.value(i), items.column(i)));
     }
-  }, p.k);
+  };
+  const auto again = [&](uint64_t bound, auto use) {
+#pragma unroll 1
+    for (int column = thread; column < columns; column += kRankThreads) {
+      const float value = value_of(logits[first + column]);
+      const uint64_t key = key_of(value, column);
+      if (value == value && key >= bound) use(key);
+    }
+  };
+  rank_keys(s, ordered_bits(top), above, again, p.k);
+
+  uint32_t highest = s.tops[thread % 32];
+#pragma unroll
+  for (int warp = 1; warp < kRankWarps; ++warp) highest = larger(highest, s.tops[32 * warp + thread % 32]);
+  const float peak = from_ordered_bits(__reduce_max_sync(0xffffffffu, highest));
+  const float base = exponent_base(peak);
+  float even = 0.0f, odd = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kTileItems; i += 2) {
+    even += expf(items.value(i) - base);
+    odd += expf(items.value(i + 1) - base);
+  }
+  float sum = even + odd;
+  for (int distance = 1; distance < 32; distance *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+  if (thread % 32 == 0) sums[thread / 32] = sum;
+  __syncthreads();
   int64_t* packed = p.packed + (static_cast<int64_t>(tile) * rows + row) * (p.k + 1);
   if (thread < p.k) packed[thread] = static_cast<int64_t>(s.sorted[thread] ^ kTopBit);
   if (thread == 0) {
     sum = 0.0f;
     for (int warp = 0; warp < kRankWarps; ++warp) sum += sums[warp];
-    packed[p.k] = static_cast<int64_t>(packed_stats(from_ordered_bits(peak), sum));
+    packed[p.k] = static_cast<int64_t>(packed_stats(peak, sum));
   }
 }
 
@@ -99,12 +168,21 @@ __global__ void __launch_bounds__(kRankThreads) smxx_draft_topk_merge(const __gr
   const int thread = static_cast<int>(threadIdx.x);
   const int row = static_cast<int>(blockIdx.x);
   const int entries = p.count * p.k;
-  rank_keys(s, [&](auto use) {
+  // Entry by entry over all parts: the large keys, first in every part, come to different threads.
+  const auto each = [&](auto use) {
     for (int i = thread; i < entries; i += kRankThreads) {
-      const int64_t part = static_cast<int64_t>(i / p.k) * p.rows + row;
-      use(static_cast<uint64_t>(p.parts[part * (p.k + 1) + i % p.k]) ^ kTopBit);
+      const int64_t part = static_cast<int64_t>(i % p.count) * p.rows + row;
+      use(static_cast<uint64_t>(p.parts[part * (p.k + 1) + i / p.count]) ^ kTopBit);
     }
-  }, p.k);
+  };
+  uint32_t top = 0;
+  each([&](uint64_t key) { top = larger(top, static_cast<uint32_t>(key >> 32)); });
+  const auto above = [&](uint64_t bound, auto use) {
+    each([&](uint64_t key) {
+      if (key >= bound) use(key);
+    });
+  };
+  rank_keys(s, top, above, above, p.k);
   float peak, sum;
   merge_stats(p, row, peak, sum);
   if (p.packed != nullptr) {
@@ -116,8 +194,9 @@ __global__ void __launch_bounds__(kRankThreads) smxx_draft_topk_merge(const __gr
   if (thread >= p.k) return;
   const uint64_t key = s.sorted[thread];
   const int64_t at = static_cast<int64_t>(row) * p.k + thread;
-  const bool drawable = key != 0 && peak != -INFINITY;
-  p.log_probs[at] = drawable ? from_ordered_bits(key >> 32) - (peak + logf(sum)) : -INFINITY;
+  const float lse = peak + logf(sum);  // NaN if a logit is NaN or +inf, -inf if all are -inf
+  const float log_prob = from_ordered_bits(static_cast<uint32_t>(key >> 32)) - lse;
+  p.log_probs[at] = lse != lse ? lse : key != 0 && lse != -INFINITY ? log_prob : -INFINITY;
   p.token_ids[at] = key != 0 ? static_cast<int64_t>(~static_cast<uint32_t>(key)) : 0;
 }
 

@@ -1,4 +1,5 @@
 // Launches of draft_topk: a block per tile of a row, then a block per row.
+#include <cstdint>
 #include <cuda_runtime.h>
 
 #include "ops/draft_topk/draft_topk_kernel.cuh"
@@ -11,9 +12,9 @@ cudaError_t launch_topk_tiles(const TopkTileParams& params, cudaStream_t stream)
   if (blocks == 0) return cudaSuccess;
   if (blocks > INT32_MAX) return cudaErrorInvalidValue;
   if (params.is_bf16) {
-    smxx_draft_topk_tile<__nv_bfloat16><<<static_cast<unsigned>(blocks), kRankThreads, 0, stream>>>(params);
+    smxx_draft_topk_tile<uint16_t><<<static_cast<unsigned>(blocks), kRankThreads, 0, stream>>>(params);
   } else {
-    smxx_draft_topk_tile<float><<<static_cast<unsigned>(blocks), kRankThreads, 0, stream>>>(params);
+    smxx_draft_topk_tile<uint32_t><<<static_cast<unsigned>(blocks), kRankThreads, 0, stream>>>(params);
   }
   return cudaGetLastError();
 }
