@@ -1,7 +1,7 @@
 """The SGLang names that a step of DDTREE uses, 0.5.17 to 0.5.23: DFLASH's worker and inputs, runners, pools.
 
-Only this file and ``hooks`` name SGLang's internals. ``check`` looks the names of both up before one is used; it runs
-when the worker is made, where an exception stops the server.
+Only this file, ``hooks`` and ``simulated`` name SGLang's internals. ``check`` looks the names of the first two up before
+one is used; it runs when the worker is made, where an exception stops the server.
 """
 
 from __future__ import annotations
@@ -60,6 +60,14 @@ class Window(NamedTuple):
     """Their sum."""
     plan: Any
     """0.5.23: SGLang's plan of the window's slot numbers; None before."""
+    columns: slice | None = None
+    """The part of the plan's window that these slots are; None: all of it."""
+
+    def front(self, width: int) -> Window:
+        """The window of each request's first ``width`` slots."""
+        if width == self.slots.shape[1]:
+            return self
+        return self._replace(slots=self.slots[:, :width].contiguous(), columns=slice(0, width))
 
 
 def check() -> None:
@@ -175,47 +183,59 @@ def _reserved(draft_input: Any) -> torch.Tensor | None:
 
 def run_draft(worker: Any, batch: Any, window: Window, ids: torch.Tensor, positions: torch.Tensor) -> Any:
     """Run the drafter on the blocks ``ids [batch, block]``; returns SGLang's output of the forward."""
-    info, requests, block = import_module(_BATCH), len(ids), ids.shape[1]
+    info = import_module(_BATCH)
     embed = worker.model_runner.model.get_input_embeddings()(ids)
     scale = getattr(worker, "_noise_embed_scale", 1.0)
     embed = embed if scale == 1.0 else embed * scale
-    options: dict[str, Any] = {}
-    if window.plan is not None:
-        padded = torch.full((), requests * block, dtype=torch.int32, device=ids.device)
-        options = {
-            "num_token_non_padded": padded if info.enable_num_token_non_padded() else None,
-            "global_num_token_non_padded_cpu": requests * block,
-            "can_run_decode_cuda_graph": batch.can_run_decode_cuda_graph,
-        }
-    forward_batch = info.ForwardBatch(
-        forward_mode=info.ForwardMode.TARGET_VERIFY,
-        batch_size=requests,
-        input_ids=ids.flatten(),
-        req_pool_indices=batch.req_pool_indices,
-        seq_lens=window.lengths,
-        out_cache_loc=window.slots[:, :block].reshape(-1),
-        seq_lens_sum=window.bound,
-        seq_lens_cpu=window.bounds,
-        positions=positions.flatten(),
+    runner = worker.draft_model_runner
+    forward_batch = forward_batch_of(
+        runner,
+        batch,
+        window.front(ids.shape[1]),
+        ids,
+        positions,
         input_embeds=embed.view(-1, embed.shape[-1]),
         spec_algorithm=find(f"{INFO}.SpeculativeAlgorithm").DFLASH,
         spec_info=worker._draft_block_spec_info,
         capture_hidden_mode=info.CaptureHiddenMode.NULL,
-        **options,
     )
-    runner = worker.draft_model_runner
-    if window.plan is not None:
-        window.plan.bind(forward_batch, runner.kv_index_translator, cols=slice(0, block))
     with torch.inference_mode():
         return runner.forward(forward_batch)
 
 
-def run_verify(
-    worker: Any, batch: Any, window: Window, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor
+def forward_batch_of(
+    runner: Any, batch: Any, window: Window, ids: torch.Tensor, positions: torch.Tensor, **fields: Any
 ) -> Any:
-    """Verify the trees ``ids [batch, width]``; returns SGLang's batch result (logits, features)."""
-    options = {} if window.plan is None else {"kv_loc_plan": window.plan}
-    verify_input = find(_INPUT)(
+    """Build SGLang's input of a TARGET_VERIFY forward of ``runner`` over ``ids [batch, tokens]`` in the window's slots."""
+    info = import_module(_BATCH)
+    if window.plan is not None:
+        padded = torch.full((), ids.numel(), dtype=torch.int32, device=ids.device)
+        fields |= {
+            "num_token_non_padded": padded if info.enable_num_token_non_padded() else None,
+            "global_num_token_non_padded_cpu": ids.numel(),
+            "can_run_decode_cuda_graph": batch.can_run_decode_cuda_graph,
+        }
+    found = info.ForwardBatch(
+        forward_mode=info.ForwardMode.TARGET_VERIFY,
+        batch_size=len(ids),
+        input_ids=ids.flatten(),
+        req_pool_indices=batch.req_pool_indices,
+        seq_lens=window.lengths,
+        out_cache_loc=window.slots.reshape(-1),
+        seq_lens_sum=window.bound,
+        seq_lens_cpu=window.bounds,
+        positions=positions.flatten(),
+        **fields,
+    )
+    if window.plan is not None:
+        window.plan.bind(found, runner.kv_index_translator, cols=window.columns)
+    return found
+
+
+def verify_input(window: Window, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor) -> Any:
+    """Describe the trees ``ids [batch, width]`` to SGLang."""
+    options = {} if window.plan is None else {"kv_loc_plan": window.plan, "kv_loc_cols": window.columns}
+    return find(_INPUT)(
         draft_token=ids.reshape(-1),
         positions=positions.reshape(-1),
         draft_token_num=ids.shape[1],
@@ -223,10 +243,17 @@ def run_verify(
         capture_hidden_mode=import_module(_BATCH).CaptureHiddenMode.FULL,
         **options,
     )
+
+
+def run_verify(
+    worker: Any, batch: Any, window: Window, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor
+) -> Any:
+    """Verify the trees ``ids [batch, width]``; returns SGLang's batch result (logits, features)."""
+    trees = verify_input(window, ids, positions, mask)
     batch.out_cache_loc = window.slots.reshape(-1)
     kept = batch.seq_lens_cpu, batch.seq_lens_sum
     batch.seq_lens_cpu, batch.seq_lens_sum = window.bounds, window.bound
-    forward_batch, _ = verify_input.prepare_for_verify(batch, worker.target_worker)
+    forward_batch, _ = trees.prepare_for_verify(batch, worker.target_worker)
     batch.seq_lens_cpu, batch.seq_lens_sum = kept
     return worker.target_worker.forward_batch_generation(
         batch=None, forward_batch=forward_batch, is_verify=True, skip_attn_backend_init=True
