@@ -1,4 +1,4 @@
-"""Random checkpoints for the live runs: a dense MLA target of 4 layers and 8 heads, and a DFlash drafter for it.
+"""Random checkpoints for the live runs: a dense MLA target of 4 layers and 8 heads, and DFlash drafters.
 
     live_models.py FOLDER        writes FOLDER/target and FOLDER/dflash
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,30 +18,50 @@ from safetensors.torch import save_file
 
 HIDDEN, VOCAB, LAYERS, HEADS, CONTEXT = 1024, 4096, 4, 8, 40960
 Q_RANK, LATENT, NOPE, ROPE, VALUE, INNER = 256, 512, 128, 64, 128, 2048
-DRAFT_LAYERS, DRAFT_HEADS, DRAFT_KV_HEADS, DRAFT_DIM, BLOCK = 2, 8, 4, 64, 8
+BLOCK = 8
+
+
+@dataclass(frozen=True)
+class Drafter:
+    """Sizes of a DFlash drafter; ``features`` are the layers of the target that it sees."""
+
+    hidden: int = HIDDEN
+    inner: int = INNER
+    vocabulary: int = VOCAB
+    context: int = CONTEXT
+    layers: int = 2
+    heads: int = 8
+    kv_heads: int = 4
+    dim: int = 64
+    target_layers: int = LAYERS
+    features: tuple[int, ...] = tuple(range(LAYERS - 1))
+    attention_gain: float = 1.0
+    """Of queries and of keys: the spread of the attention's logits is its square."""
+    output_gain: float = 1.0
+    """Of the hidden states that the target's head reads: the spread of the drafter's logits grows with it."""
 
 
 class Weights:
     """Named random matrices of one generator."""
 
-    def __init__(self, seed: int) -> None:
-        self.generator = torch.Generator().manual_seed(seed)
+    def __init__(self, seed: int, device: str = "cpu") -> None:
+        self.generator = torch.Generator(device).manual_seed(seed)
         self.named: dict[str, torch.Tensor] = {}
 
     def matrix(self, name: str, rows: int, columns: int, gain: float = 1.0) -> None:
         """Add a matrix whose output has ``gain`` times the magnitude of its input."""
-        values = torch.randn(rows, columns, generator=self.generator) * gain / columns**0.5
-        self.named[f"{name}.weight"] = values.bfloat16()
+        values = torch.randn(rows, columns, generator=self.generator, device=self.generator.device)
+        self.named[f"{name}.weight"] = (values * gain / columns**0.5).bfloat16().cpu()
 
-    def norm(self, name: str, size: int) -> None:
+    def norm(self, name: str, size: int, gain: float = 1.0) -> None:
         """Add the weight of a norm."""
-        self.named[f"{name}.weight"] = torch.ones(size, dtype=torch.bfloat16)
+        self.named[f"{name}.weight"] = torch.full((size,), gain, dtype=torch.bfloat16)
 
-    def mlp(self, prefix: str) -> None:
+    def mlp(self, prefix: str, hidden: int = HIDDEN, inner: int = INNER) -> None:
         """Add a gated MLP."""
-        self.matrix(prefix + "gate_proj", INNER, HIDDEN)
-        self.matrix(prefix + "up_proj", INNER, HIDDEN)
-        self.matrix(prefix + "down_proj", HIDDEN, INNER)
+        self.matrix(prefix + "gate_proj", inner, hidden)
+        self.matrix(prefix + "up_proj", inner, hidden)
+        self.matrix(prefix + "down_proj", hidden, inner)
 
     def write(self, folder: Path, config: dict[str, Any]) -> None:
         """Write a checkpoint folder."""
@@ -110,37 +131,45 @@ def target(folder: Path) -> None:
     )
 
 
-def dflash(folder: Path) -> None:
-    """Write the drafter in the layout that SGLang's DFlashDraftModel loads: no embedding, no head."""
-    weights = Weights(99)
-    features = list(range(LAYERS - 1))
-    weights.matrix("fc", HIDDEN, len(features) * HIDDEN)
-    weights.norm("hidden_norm", HIDDEN)
-    weights.norm("norm", HIDDEN)
-    for layer in range(DRAFT_LAYERS):
+def dflash(folder: Path, sizes: Drafter | None = None, device: str = "cpu") -> None:
+    """Write a drafter in the layout that SGLang's DFlashDraftModel loads: no embedding, no head.
+
+    For the target of this module unless ``sizes`` says otherwise; the random numbers are made on ``device``.
+    """
+    one = sizes or Drafter()
+    weights = Weights(99, device)
+    weights.matrix("fc", one.hidden, len(one.features) * one.hidden)
+    weights.norm("hidden_norm", one.hidden)
+    weights.norm("norm", one.hidden, one.output_gain)
+    for layer in range(one.layers):
         prefix = f"layers.{layer}."
         attention = prefix + "self_attn."
-        weights.norm(prefix + "input_layernorm", HIDDEN)
-        weights.norm(prefix + "post_attention_layernorm", HIDDEN)
-        weights.matrix(attention + "q_proj", DRAFT_HEADS * DRAFT_DIM, HIDDEN)
-        weights.matrix(attention + "k_proj", DRAFT_KV_HEADS * DRAFT_DIM, HIDDEN)
-        weights.matrix(attention + "v_proj", DRAFT_KV_HEADS * DRAFT_DIM, HIDDEN)
-        weights.matrix(attention + "o_proj", HIDDEN, DRAFT_HEADS * DRAFT_DIM)
-        weights.norm(attention + "q_norm", DRAFT_DIM)
-        weights.norm(attention + "k_norm", DRAFT_DIM)
-        weights.mlp(prefix + "mlp.")
+        weights.norm(prefix + "input_layernorm", one.hidden)
+        weights.norm(prefix + "post_attention_layernorm", one.hidden)
+        weights.matrix(attention + "q_proj", one.heads * one.dim, one.hidden)
+        weights.matrix(attention + "k_proj", one.kv_heads * one.dim, one.hidden)
+        weights.matrix(attention + "v_proj", one.kv_heads * one.dim, one.hidden)
+        weights.matrix(attention + "o_proj", one.hidden, one.heads * one.dim)
+        weights.norm(attention + "q_norm", one.dim, one.attention_gain)
+        weights.norm(attention + "k_norm", one.dim, one.attention_gain)
+        weights.mlp(prefix + "mlp.", one.hidden, one.inner)
+    seen = {"target_layer_ids": list(one.features), "mask_token_id": one.vocabulary - 1, "block_size": BLOCK}
     weights.write(
         folder,
         {
             "architectures": ["DFlashDraftModel"],
             "model_type": "qwen3",
-            "num_hidden_layers": DRAFT_LAYERS,
-            "num_attention_heads": DRAFT_HEADS,
-            "num_key_value_heads": DRAFT_KV_HEADS,
-            "head_dim": DRAFT_DIM,
+            "vocab_size": one.vocabulary,
+            "hidden_size": one.hidden,
+            "intermediate_size": one.inner,
+            "max_position_embeddings": one.context,
+            "num_hidden_layers": one.layers,
+            "num_attention_heads": one.heads,
+            "num_key_value_heads": one.kv_heads,
+            "head_dim": one.dim,
             "block_size": BLOCK,
-            "num_target_layers": LAYERS,
-            "dflash_config": {"target_layer_ids": features, "mask_token_id": VOCAB - 1, "block_size": BLOCK},
+            "num_target_layers": one.target_layers,
+            "dflash_config": seen,
         },
     )
 
