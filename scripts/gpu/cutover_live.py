@@ -14,6 +14,7 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ddtree_servers import ASSETS, flags
-from live_server import COMMON, ENVIRONMENT, NGRAM
+from live_server import BY_KIND, COMMON, ENVIRONMENT, NGRAM, PORTS
 
 from treeverify.control.client import read_state
 from treeverify.errors import ServerError
@@ -30,13 +31,14 @@ from treeverify.models.heldout import load_heldout
 ROOT = Path(__file__).resolve().parents[2]
 TARGET = ROOT / "src/treeverify/assets/target"
 SIZES = "--context-length 4096 --max-total-tokens 40000 --mem-fraction-static 0.5 --disable-radix-cache"
-CHAINS = ["--attention-backend", "treeverify", *NGRAM]
+CHAINS = ["--attention-backend", "treeverify", *NGRAM, *BY_KIND["graph"]]
 EAGER = "--cuda-graph-backend-decode disabled"
 RESTART = """
 [ -f pid ] && kill -9 -- "-$(cat pid)" 2>/dev/null && sleep 2
 set -a; . ./base.env; [ -f owned.env ] && . ./owned.env; set +a
 setsid {command} $SGLANG_STAGE_ARGS >>server.log 2>&1 </dev/null &
 echo $! >pid
+[ -z "${{LIVE_PIDS:-}}" ] || echo $! >>"$LIVE_PIDS"
 """
 BREAKER = """
 def activate():
@@ -100,10 +102,12 @@ class Cutover:
         where += ["--restart-command", restart, "--environment-file", str(self.folder / "owned.env")]
         began = time.monotonic()
         words = [sys.executable, "-m", "treeverify", "cutover", what, *where, *more]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=560)
-        print(done.stdout, done.stderr, sep="", flush=True)
-        said = [line for line in (done.stdout + done.stderr).splitlines() if line]
-        return {"what": what, "code": done.returncode, "said": said, "seconds": round(time.monotonic() - began, 1)}
+        said: list[str] = []
+        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as tool:
+            for line in tool.stdout or ():
+                print(f"{time.monotonic() - began:6.1f} s  {line}", end="", flush=True)
+                said += [line.rstrip()] if line.strip() else []
+        return {"what": what, "code": tool.returncode, "said": said, "seconds": round(time.monotonic() - began, 1)}
 
     def run(self, *more: str) -> dict[str, Any]:
         """Go to on."""
@@ -120,7 +124,7 @@ class Cutover:
 
 def live(folder: Path) -> dict[str, Any]:
     """To on by way of an eager stage, and back."""
-    cutover = Cutover(folder, 31500, CHAINS)
+    cutover = Cutover(folder, PORTS, CHAINS)
     cutover.restart()
     steps = [cutover.run("--allow-restart", "--eager", f"SGLANG_STAGE_ARGS={EAGER}")]
     modes = [cutover.modes()]
@@ -133,7 +137,7 @@ def live(folder: Path) -> dict[str, Any]:
 
 def trees(folder: Path) -> dict[str, Any]:
     """DDTREE: refused for want of log-probabilities, then to on without them."""
-    cutover = Cutover(folder, 31700, flags("ddtree17", ASSETS / "drafter")[0])
+    cutover = Cutover(folder, PORTS + 600, flags("ddtree17", ASSETS / "drafter")[0])
     cutover.restart()
     steps, modes = [], []
     for more in ([], ["--without-logprobs"]):
@@ -146,7 +150,7 @@ def trees(folder: Path) -> dict[str, Any]:
 
 def broken(folder: Path) -> dict[str, Any]:
     """Two ranks, one of them wrong: stopped by a gate, and every rank off again."""
-    cutover = Cutover(folder, 31600, [*CHAINS, "--tp-size", "2"], broken=True)
+    cutover = Cutover(folder, PORTS + 300, [*CHAINS, "--tp-size", "2"], broken=True)
     cutover.restart()
     step = cutover.run()
     modes = cutover.modes()
@@ -164,17 +168,27 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--parts", default="live", help="of live, trees, broken")
     options = parser.parse_args()
-    found = []
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped from outside"))
+    found: list[dict[str, Any]] = []
     for part in options.parts.split(","):
         folder = Path.home() / ".cache" / "treeverify-cutover" / part
         shutil.rmtree(folder, ignore_errors=True)
-        found.append(PARTS[part](folder))
-        for report in folder.glob("state/*/parity-report.*"):
-            shutil.copy(report, options.out / f"{part}-{report.name}")
-        shutil.copy(folder / "state" / "journal.jsonl", options.out / f"{part}-journal.jsonl")
-        (options.out / f"{part}-server.log").write_text((folder / "server.log").read_text(errors="replace")[-200000:])
-    (options.out / "cutover-live.json").write_text(json.dumps(found, indent=1))
+        try:
+            found.append(PARTS[part](folder))
+        finally:
+            keep(folder, options.out, part)
+            (options.out / f"cutover-{part}.json").write_text(json.dumps(found, indent=1))
     return int(not all(part["passed"] for part in found))
+
+
+def keep(folder: Path, out: Path, part: str) -> None:
+    """Copy what a part left: reports, journal, the end of the server's log."""
+    for report in folder.glob("state/*/parity-report.*"):
+        shutil.copy(report, out / f"{part}-{report.name}")
+    for name in ("state/journal.jsonl", "server.log"):
+        if (folder / name).exists():
+            text = (folder / name).read_text(errors="replace")[-200000:]
+            (out / f"{part}-{Path(name).name}").write_text(text)
 
 
 if __name__ == "__main__":

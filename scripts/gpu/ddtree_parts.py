@@ -154,10 +154,13 @@ def _histogram(server: Server) -> dict[int, int]:
 
 def _embedded(prefixes: list[list[int]]) -> list[tuple[int, int]]:
     """First token and acceptance length of the first step after each prefix, by the embedded engine in float32."""
+    import torch
+
     from treeverify.engine.engine import Engine, EngineConfig
     from treeverify.engine.request import SamplingParams
     from treeverify.models.pair import load_pair
 
+    torch.set_num_threads(2)  # the model is small and the machine's cores belong to the servers
     pair = load_pair()
     engine = Engine(pair.target, pair.drafter, config=EngineConfig(verify="off"))
     params = SamplingParams(max_new_tokens=2 + pair.drafter.depth, stop_token_ids=())

@@ -67,18 +67,13 @@ def window(side: Side, prompts: list[list[int]], tokens: int) -> dict[str, float
     }
 
 
-def length(side: Side, prompts: list[list[int]], seconds: float, most: int) -> int:
-    """Tokens of a window that lasts about ``seconds`` and holds more than ``STEPS`` steps, at most ``most``.
+def length(one: dict[str, float], seconds: float, most: int) -> int:
+    """Tokens of a window that lasts about ``seconds`` and should hold twice ``STEPS`` steps, at most ``most``.
 
-    Measured three times, since the first requests fill the prefix cache and what NGRAM drafts from.
+    ``one`` is the window before it: acceptance changes while prefix cache and NGRAM's memory fill.
     """
-    tokens = min(most, 64)
-    side.server.generate(prompts, tokens)
-    for _ in range(3):
-        one = window(side, prompts, tokens)
-        steps = max(1.5 * STEPS, seconds * 1e3 / one["step_ms"])
-        tokens = max(16, min(most, math.ceil(steps * one["tokens_per_step"])))
-    return tokens
+    steps = max(2 * STEPS, seconds * 1e3 / one["step_ms"])
+    return max(16, min(most, math.ceil(steps * one["tokens_per_step"])))
 
 
 def seconds_of(budget: float, sides: int) -> float:
@@ -91,12 +86,16 @@ def rotate(sides: dict[str, Side], prompts: list[list[int]], seconds: float, mos
     tokens = {}
     for name, side in sides.items():
         side.ready()
-        tokens[name] = length(side, prompts, seconds, most)
+        side.server.generate(prompts, min(most, 64))
+        tokens[name] = min(most, 64)
+        for _ in range(2):
+            tokens[name] = length(window(side, prompts, tokens[name]), seconds, most)
     found: Windows = {name: [] for name in sides}
     for turn in range(rounds or ROUNDS):
         for name in list(sides) if turn % 2 else reversed(list(sides)):
             sides[name].ready()
             found[name].append(window(sides[name], prompts, tokens[name]))
+            tokens[name] = length(found[name][-1], seconds, most)
     return found
 
 
@@ -123,7 +122,7 @@ def ratio(windows: Windows, base: str, other: str, key: str = "tokens_per_second
 
 
 def trace(side: Side, folder: Path, prompts: list[list[int]], steps: int, most: int) -> list[dict[str, Any]]:
-    """Events of the profiler's trace over ``steps`` decode steps in the middle of a text."""
+    """Events of the profiler's trace over ``steps`` decode steps in the middle of a text, those of rank 0."""
     folder.mkdir(parents=True)
     side.ready()
     known = window(side, prompts, min(most, 64))
@@ -136,7 +135,7 @@ def trace(side: Side, folder: Path, prompts: list[list[int]], steps: int, most: 
         text.result()
     until = time.monotonic() + 30
     while time.monotonic() < until:
-        for path in folder.rglob("*.gz"):
+        for path in folder.rglob("*TP-0*.gz"):
             try:
                 with gzip.open(path) as file:
                     events: list[dict[str, Any]] = json.load(file)["traceEvents"]
