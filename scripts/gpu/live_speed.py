@@ -10,13 +10,13 @@ from typing import Any
 from live_models import LAYERS, VOCAB
 from live_part import Part
 from live_server import BY_KIND, FA3, NGRAM, Server, has_fa3, running, summary
-from live_windows import STEPS, Side, kernels_of, medians, prompts_of, ratio, rotate, seconds_of, trace
+from live_windows import STEPS, Side, kernels_of, medians, prompts_of, ratio, rotate, seconds_of, trace, waited_ms
 
 POINTS = ((32768, 1), (8192, 1), (130, 1), (32768, 8), (8192, 8), (130, 8))
 """(prefix, batch), those with a floor first."""
 FLOORS = {(32768, 1): 6.0, (8192, 1): 2.5, (130, 1): 0.98}
 OF_LIMIT = 0.9
-"""Share of the Amdahl limit that must be reached."""
+"""Share of the limit that must be reached."""
 ROWS = 1_000_000
 MOST = 4096
 """Longest text of a window, in tokens."""
@@ -97,34 +97,37 @@ def _point(part: Part, sides: dict[str, Side], place: tuple[int, int], budget: f
             "steps": ratio(windows, base, other, "step_ms"),
             "tokens": ratio(windows, base, other),
         }
-    point["amdahl"] = math.nan
+    point["reachable"] = math.nan
     try:
-        kernels = {
-            mode: kernels_of(
-                trace(sides[mode], part.folder / f"trace_{prefix}_{batch}_{mode}", prompts, 8, MOST), LAYERS
-            )
+        off, on = (
+            trace(sides[mode], part.folder / f"trace_{prefix}_{batch}_{mode}", prompts, 8, MOST)
             for mode in ("off", "on")
-        }
-        point |= limit(point["sides"]["off"]["step_ms"], kernels["off"], kernels["on"])
+        )
+        point |= limit(point["sides"]["off"]["step_ms"], off, on)
     except RuntimeError as error:  # the windows are worth keeping
         part.failures.append(f"{place}: no profile: {error}")
     return point | {"windows": windows}
 
 
-def limit(step_ms: float, off: dict[str, float], on: dict[str, float]) -> dict[str, Any]:
-    """Amdahl: the step in off, with the baseline's attention exchanged for ours.
+def limit(step_ms: float, off: list[dict[str, Any]], on: list[dict[str, Any]]) -> dict[str, Any]:
+    """Amdahl: the step in off, with the baseline's attention exchanged for ours; from profiles of both modes.
 
-    ``busy_ms`` is the GPU's time per step. Where it is far below the step, the host sets the pace and the limit, which
-    takes all of the attention to be on the critical path, cannot be reached by any kernel.
+    ``amdahl`` takes all of the attention to be on the critical path. It is not where the host works meanwhile: no
+    kernel saves more of a step than the time that the host waits for the GPU. ``reachable`` is the limit with that.
+    ``busy_ms`` is the GPU's time per step.
     """
-    theirs = sum(ms for name, ms in off.items() if "_fwd_kernel" in name)
-    ours = sum(ms for name, ms in on.items() if "tree_attention" in name)
+    kernels = {"off": kernels_of(off, LAYERS), "on": kernels_of(on, LAYERS)}
+    theirs = sum(ms for name, ms in kernels["off"].items() if "_fwd_kernel" in name)
+    ours = sum(ms for name, ms in kernels["on"].items() if "tree_attention" in name)
+    waited = waited_ms(off, LAYERS)
     return {
         "attention_ms": {"off": theirs, "on": ours},
-        "busy_ms": {"off": sum(off.values()), "on": sum(on.values())},
+        "busy_ms": {mode: sum(some.values()) for mode, some in kernels.items()},
+        "waited_ms": {"off": waited, "on": waited_ms(on, LAYERS)},
         "share_off": theirs / step_ms,
         "amdahl": step_ms / (step_ms - theirs + ours) if 0 < theirs < step_ms else math.nan,
-        "kernels": {"off": dict(Counter(off).most_common(8)), "on": dict(Counter(on).most_common(8))},
+        "reachable": step_ms / (step_ms - min(theirs - ours, waited)) if 0 < theirs < step_ms else math.nan,
+        "kernels": {mode: dict(Counter(some).most_common(8)) for mode, some in kernels.items()},
     }
 
 
@@ -133,8 +136,8 @@ def _judge(point: dict[str, Any]) -> list[str]:
     failures = []
     if found < FLOORS.get(place, 0.0):
         failures.append(f"{place}: steps {found:.2f}x faster, floor {FLOORS[place]}")
-    if not found >= OF_LIMIT * point["amdahl"]:
-        failures.append(f"{place}: steps {found:.2f}x faster, Amdahl limit {point['amdahl']:.2f}")
+    if not found >= OF_LIMIT * point["reachable"]:
+        failures.append(f"{place}: steps {found:.2f}x faster, limit {point['reachable']:.2f}")
     failures += [
         f"{place} {name}: windows of {side['fewest_steps']} steps, expected at least {STEPS}"
         for name, side in point["sides"].items()

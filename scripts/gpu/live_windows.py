@@ -158,6 +158,17 @@ def kernels_of(events: Sequence[dict[str, Any]], layers: int) -> dict[str, float
     return dict(total)
 
 
+def waited_ms(events: Sequence[dict[str, Any]], layers: int) -> float:
+    """Milliseconds per step that calls of the host took which wait for the GPU: synchronising ones, and copies.
+
+    A profiled host is slower than another and waits less, so this is a lower bound of what it waits unprofiled.
+    """
+    steps = sum(event.get("cat") == "kernel" and is_attention(event["name"]) for event in events) / layers
+    calls = [event for event in events if event.get("cat") == "cuda_runtime"]
+    waits = sum(event["dur"] for event in calls if "Synchronize" in event["name"] or "Memcpy" in event["name"])
+    return float(waits / 1e3 / steps)
+
+
 def is_attention(kernel: str) -> bool:
     """Whether it is launched once a layer: Triton's extend kernel, or ours before its merge."""
     return "_fwd_kernel" in kernel or is_ours(kernel)
