@@ -69,17 +69,30 @@ def test_speed_compares_every_side_in_turns(live: SimpleNamespace, part: Any) ->
     assert [len(rows) for rows in point["windows"].values()] == [5, 5, 5]
     assert all(side["fewest_steps"] >= live.live_windows.STEPS for side in point["sides"].values())
     assert point["sides"]["on"]["tokens_per_step"] == pytest.approx(4, rel=0.1)
+    assert point["waited_ms"] == {"off": pytest.approx(0.001), "on": pytest.approx(0.001)}
     assert point["attention_ms"] == {"off": pytest.approx(0.004), "on": pytest.approx(0.004)}
     assert not [failure for failure in part.failures if "Error" in failure or live.live_part.UNFINISHED in failure]
 
 
 def test_a_floor_is_judged_by_the_time_of_a_step(live: SimpleNamespace) -> None:
-    point: dict[str, Any] = {"prefix": 32768, "batch": 1, "amdahl": 6.0, "sides": {"on": {"fewest_steps": 12}}}
+    point: dict[str, Any] = {"prefix": 32768, "batch": 1, "reachable": 6.0, "sides": {"on": {"fewest_steps": 12}}}
     for ratio, count in ((6.1, 0), (5.9, 1), (5.0, 2)):
         point["on_over_off"] = {"steps": {"ratio": ratio}}
         assert len(live.live_speed._judge(point)) == count
     point["sides"]["on"]["fewest_steps"] = 11
     assert "windows of 11 steps" in live.live_speed._judge(point)[-1]
+
+
+def test_no_more_can_be_saved_than_the_host_waits(live: SimpleNamespace) -> None:
+    def profile(attention_us: float, waited_us: float) -> list[dict[str, Any]]:
+        name = "_fwd_kernel" if attention_us > 100 else "tree_attention_portable"
+        calls = [{"cat": "cuda_runtime", "name": "cudaStreamSynchronize", "dur": waited_us}]
+        return [{"cat": "kernel", "name": name, "dur": attention_us}] * live.live_speed.LAYERS + calls
+
+    found = live.live_speed.limit(8.0, profile(1500, 9000), profile(50, 0))
+    assert found["amdahl"] == found["reachable"] == pytest.approx(8 / 2.2)
+    found = live.live_speed.limit(8.0, profile(1500, 4000), profile(50, 0))
+    assert found["reachable"] == pytest.approx(2)
 
 
 def test_ratio_of_steps_is_more_where_the_other_is_faster(live: SimpleNamespace) -> None:
