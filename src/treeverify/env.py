@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from enum import StrEnum
+from itertools import pairwise
 from pathlib import Path
 
 from treeverify.errors import ConfigError
@@ -46,6 +47,35 @@ def allowed_modes() -> tuple[VerifyMode, ...]:
         expected = f"each mode once, with the starting mode {start.value} among them"
         raise ConfigError(f"KDTREE_VERIFY_ALLOW: expected {expected}; got {text!r}")
     return tuple(mode for mode in VerifyMode if mode in named)
+
+
+def budget_by_cost() -> bool:
+    """``KDTREE_BUDGET``: unset, the width of DDTREE's trees is fixed; ``auto``, it follows measured costs.
+
+    Raises ConfigError for anything else.
+    """
+    text = os.environ.get("KDTREE_BUDGET")
+    if text not in (None, "auto"):
+        raise ConfigError(f"KDTREE_BUDGET: expected auto, or to be unset; got {text!r}")
+    return text is not None
+
+
+def width_ladder() -> tuple[int, ...] | None:
+    """``KDTREE_LADDER``: comma list of the widths that ``KDTREE_BUDGET=auto`` chooses from; unset: a default ladder.
+
+    Raises ConfigError unless they are rising integers that begin with 1 (no speculation), and where there is no
+    ``KDTREE_BUDGET=auto`` to choose.
+    """
+    text = os.environ.get("KDTREE_LADDER")
+    if text is None:
+        return None
+    if not budget_by_cost():
+        raise ConfigError(f"KDTREE_LADDER: expected to be unset without KDTREE_BUDGET=auto; got {text!r}")
+    parts = text.split(",")
+    numbers = [int(part) for part in parts if part.isascii() and part.isdecimal()]
+    if len(numbers) != len(parts) or numbers[0] != 1 or any(a >= b for a, b in pairwise(numbers)):
+        raise ConfigError(f"KDTREE_LADDER: expected rising integers that begin with 1, such as 1,9,33; got {text!r}")
+    return tuple(numbers)
 
 
 def planted_fault() -> str | None:

@@ -7,11 +7,12 @@ import pytest
 from tests.engine.test_engine_tokens import GREEDY, LAWS, prompts
 from tests.toy.models import NoisyDrafter, ToyDrafter, ToyTarget, expected
 
-from treeverify.engine.budget import LONGEST_PAUSE, SHORTEST_PAUSE, AutoBudget
+from treeverify.engine.budget import AutoBudget
 from treeverify.engine.costs import CostTable
 from treeverify.engine.engine import Engine, EngineConfig
 from treeverify.engine.request import SamplingParams
 from treeverify.errors import ConfigError
+from treeverify.tree.budget import LONGEST_PAUSE, SHORTEST_PAUSE
 
 LADDER = (1, 2, 3, 5, 9, 17)
 

@@ -14,12 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeverify.engine.costs import CostTable
-from treeverify.tree.budget import Calibration, choose_width, path_mass
-
-RECENT = 0.9
-"""Weight of the past in the averages of gain, per step that drafted: about the last ten count."""
-SHORTEST_PAUSE, LONGEST_PAUSE = 16, 128
-"""Steps without a draft before the next try; a pause after a try that did not pay is twice as long."""
+from treeverify.tree.budget import Calibration, Pauses, choose_width, path_mass
 
 
 class WidthPolicy(Protocol):
@@ -49,8 +44,7 @@ class AutoBudget:
         """Start with trust in the drafter."""
         self.costs = costs
         self.calibration = Calibration()
-        self._tokens, self._cost = 2.0, 1.0  # averages per drafted step: tokens of a request, time over a plain step's
-        self._pause, self._left = SHORTEST_PAUSE, 0
+        self._pauses = Pauses()
         self._mass, self._step_cost = 0.0, 1.0  # of the step that was chosen last
 
     @property
@@ -61,14 +55,11 @@ class AutoBudget:
     @property
     def gain(self) -> float:
         """Tokens per time of recent drafted steps over plain decoding's."""
-        return self._tokens / self._cost
+        return self._pauses.gain
 
     def drafts(self, batch: int, context: int) -> bool:
         """False while drafting does not pay, except for one try after each pause."""
-        if self._left > 0:
-            self._left -= 1
-            return False
-        return True
+        return self._pauses.drafts()
 
     def choose(self, scores: Sequence[NDArray[np.float32]], context: int) -> int:
         """The argmax of expected tokens per millisecond; width 1 too has paid for the draft by now."""
@@ -84,9 +75,4 @@ class AutoBudget:
         mean = sum(drafts) / len(drafts)
         if self._mass > 0:
             self.calibration.observe(mean, self._mass)
-        self._tokens = RECENT * self._tokens + (1 - RECENT) * (1 + mean)
-        self._cost = RECENT * self._cost + (1 - RECENT) * self._step_cost
-        if self.gain < 1:
-            self._left, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
-        else:
-            self._pause = SHORTEST_PAUSE
+        self._pauses.observe(1 + mean, self._step_cost)

@@ -23,6 +23,10 @@ LEAST, MOST = 0.25, 4.0
 """Bounds of the calibration factor: a drafter further off than this is not worth more trust in its probabilities."""
 DECAY = 0.97
 """Weight of the past in the calibration's exponential averages, per step: about the last 33 steps count."""
+RECENT = 0.9
+"""Weight of the past in the averages of gain, per step that drafted: about the last ten count."""
+SHORTEST_PAUSE, LONGEST_PAUSE = 16, 128
+"""Steps without a draft before the next try; a pause after a try that did not pay is twice as long."""
 
 
 def path_mass(scores: NDArray[np.float32], ladder: Sequence[int] | NDArray[np.int64]) -> NDArray[np.float64]:
@@ -49,16 +53,29 @@ def choose_width(
     sum of path probabilities. Never a width above 1 that is wider than every tree; equal rates: the smaller width.
     Raises ContractError for anything else.
     """
-    widths, costs = check_ladder("choose_width", ladder), np.asarray(step_ms, dtype=np.float64)
-    if costs.shape != widths.shape or not (np.isfinite(costs) & (costs > 0)).all():
-        raise ContractError.of("choose_width", "step_ms", f"{len(widths)} positive numbers", list(step_ms))
-    if not (np.isfinite(factor) and factor > 0):
-        raise ContractError.of("choose_width", "factor", "> 0", factor)
+    widths = check_ladder("choose_width", ladder)
     if not scores:
         raise ContractError.of("choose_width", "scores", "at least one request", "none")
-    expected = len(scores) + factor * np.sum([path_mass(row, widths) for row in scores], axis=0)
-    rates = np.where(widths <= max(row.size for row in scores), expected / costs, -np.inf)
-    return int(widths[np.argmax(rates)])  # the first of equal ones
+    mass = np.mean([path_mass(row, widths) for row in scores], axis=0)
+    found = np.where(widths <= max(row.size for row in scores), rates(mass, step_ms, factor), -np.inf)
+    return int(widths[np.argmax(found)])  # the first of equal ones
+
+
+def rates(
+    mass: NDArray[np.float64], step_ms: Sequence[float] | NDArray[np.float64], factor: float = 1.0
+) -> NDArray[np.float64]:
+    """Expected tokens of a request per millisecond at each width, float64 [widths].
+
+    ``mass`` float64 [widths]: the mean of the requests' ``path_mass``. ``step_ms``: positive, one for each width.
+    ``factor`` > 0 multiplies the mass. Raises ContractError for anything else.
+    """
+    costs = np.asarray(step_ms, dtype=np.float64)
+    if costs.shape != mass.shape or not (np.isfinite(costs) & (costs > 0)).all():
+        raise ContractError.of("budget", "step_ms", f"{mass.size} positive numbers", costs.tolist())
+    if not (np.isfinite(factor) and factor > 0):
+        raise ContractError.of("budget", "factor", "> 0", factor)
+    found: NDArray[np.float64] = (1.0 + factor * mass) / costs
+    return found
 
 
 def check_ladder(operator: str, ladder: Sequence[int]) -> NDArray[np.int64]:
@@ -95,3 +112,41 @@ class Calibration:
             raise ContractError.of("Calibration", "accepted, expected", "finite, >= 0", f"{accepted}, {expected}")
         self._accepted = DECAY * self._accepted + (1 - DECAY) * accepted
         self._expected = DECAY * self._expected + (1 - DECAY) * expected
+
+
+class Pauses:
+    """Whether drafting pays at all: if it has not of late, the next steps draft nothing, and then it is tried again."""
+
+    def __init__(self) -> None:
+        """Start with trust in drafting."""
+        self.begun = 0
+        """Pauses so far."""
+        self._tokens, self._cost = 2.0, 1.0  # averages per drafted step: tokens of a request, time over a plain step's
+        self._next, self._left = SHORTEST_PAUSE, 0
+
+    @property
+    def gain(self) -> float:
+        """Tokens per time of recent drafted steps over plain decoding's."""
+        return self._tokens / self._cost
+
+    def drafts(self) -> bool:
+        """Whether the next step drafts; asked once for each step."""
+        if self._left > 0:
+            self._left -= 1
+            return False
+        return True
+
+    def observe(self, tokens: float, cost: float) -> None:
+        """One drafted step: tokens per request, and its time over that of a plain step.
+
+        A step that was launched before a pause began may be observed in it: it counts, but begins no further pause.
+        """
+        self._tokens = RECENT * self._tokens + (1 - RECENT) * tokens
+        self._cost = RECENT * self._cost + (1 - RECENT) * cost
+        if self._left > 0:
+            return
+        if self.gain < 1:
+            self._left, self._next = self._next, min(2 * self._next, LONGEST_PAUSE)
+            self.begun += 1
+        else:
+            self._next = SHORTEST_PAUSE

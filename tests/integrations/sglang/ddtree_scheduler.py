@@ -53,6 +53,18 @@ def start(server_args: Any) -> Any:
     return Scheduler(server_args, PortArgs.init_new(server_args))
 
 
+def draft_in_float32() -> None:
+    """SGLang hands a model its input embeddings in bfloat16, whatever its dtype; at its start already."""
+    from sglang.srt.models.dflash import DFlashDraftModel
+
+    stock = DFlashDraftModel.forward
+
+    def forward(*arguments: Any, input_embeds: torch.Tensor, **options: Any) -> Any:
+        return stock(*arguments, input_embeds=input_embeds.float(), **options)
+
+    DFlashDraftModel.forward = forward
+
+
 class Server:
     """The scheduler, and its requests by number."""
 
@@ -81,22 +93,12 @@ class Server:
             "log_level": "warning",
         }
         server_args = ServerArgs(**(arguments | changes))
+        if "speculative_draft_model_path" in changes:
+            draft_in_float32()
         self.scheduler = start(server_args)
         self.scheduler.ipc_channels.send_to_detokenizer.send_output = lambda *_: None
         self.scheduler.ipc_channels.send_to_tokenizer.send_output = lambda *_: None
         self.requests: list[Any] = []
-        if "speculative_draft_model_path" in changes:
-            self._draft_in_float32()
-
-    def _draft_in_float32(self) -> None:
-        """SGLang hands a model its input embeddings in bfloat16, whatever its dtype."""
-        model = self.scheduler.draft_worker.draft_model
-        stock = model.forward
-
-        def forward(*arguments: Any, input_embeds: torch.Tensor, **options: Any) -> Any:
-            return stock(*arguments, input_embeds=input_embeds.float(), **options)
-
-        model.forward = forward
 
     def submit(self, ids: list[int], tokens: int, **sampling: Any) -> Any:
         """Queue a request; returns SGLang's own object for it."""

@@ -116,7 +116,7 @@ def test_seeds() -> None:
 def test_counters() -> None:
     metrics = Metrics(17, 8)
     assert metrics.report()["acceptance_length"] is None
-    metrics.step(2)
+    metrics.step(2, 17)
     with metrics.stage("draft"):
         pass
     metrics.accept([0, 4])

@@ -166,7 +166,7 @@ def test_off_in_a_server_that_may_switch_calls_the_parent_only(monkeypatch: pyte
         call(backend, make_layer(layer_id=number))
     decode(backend)
     assert backend.served == ["parent"] * 3
-    assert backend.verifier.off.model_dump() == {"calls": 2, "rows": 2 * 2 * NODES * HEADS}  # layer 0, twice
+    assert backend.verifier.off.model_dump() == {"calls": 2, "rows": 2 * (NODES + 1) * HEADS}  # layer 0, twice
 
 
 def test_a_live_switch_takes_effect_at_the_next_call() -> None:

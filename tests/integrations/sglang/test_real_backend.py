@@ -326,9 +326,15 @@ def test_the_modes_have_graphs_of_their_own_in_sglangs_backend(monkeypatch: pyte
     }
     switch = modes.current()
     graph.capture_one(ShapeKey(size=8), lambda: switch.ask(graph))
-    graph.served_off = lambda batch: None
+    counted: list[int] = []
+    graph.served_off, graph.facts = counted.append, SimpleNamespace(nodes=3)
     assert set(graph._graphs) == {ShapeKey(size=8), ShapeKey(size=8, variant_label="@on")}
     assert graph.replay(ShapeKey(size=8), None) == "off"
+    narrow = SimpleNamespace(batch_size=5, spec_info=SimpleNamespace(draft_token_num=2))
+    assert graph.replay(ShapeKey(size=8), narrow) == "off"
+    with switch.capture(VerifyMode.OFF):
+        assert graph.replay(ShapeKey(size=8), narrow) == "off"
+    assert counted == [8 * 3, 5 * 2]  # a rehearsal is nobody's
     switch.change(VerifyMode.ON, 1)
     assert graph.replay(ShapeKey(size=8), None) == "on"
 

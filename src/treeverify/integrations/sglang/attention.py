@@ -127,9 +127,9 @@ class Verifier:
             self.dumper.capture(call, served, ours, score)
         self._count(call, VerifyMode.VALIDATE)
 
-    def served_off(self, requests: int) -> None:
-        """Mode off: count a pass that the parent served whole."""
-        rows = requests * self.facts.nodes * self.facts.heads
+    def served_off(self, tokens: int) -> None:
+        """Mode off: count a pass of ``tokens`` nodes that the parent served whole."""
+        rows = tokens * self.facts.heads
         self.off = ModeCounts(calls=self.off.calls + 1, rows=self.off.rows + rows)
 
     def _count(self, call: calls.Call, mode: VerifyMode) -> None:

@@ -112,7 +112,7 @@ def _route(
     mode = verifier.switch.ask(verifier)
     if mode is VerifyMode.OFF:
         if layer.layer_id == verifier.facts.first_layer and not verifier.switch.capturing:
-            verifier.served_off(batch.batch_size)
+            verifier.served_off(q.shape[0])
         return _served(stock, arguments, options)
     reason = reason or calls.left(backend, q, k, layer, options)
     if reason is not None:

@@ -79,10 +79,11 @@ def of_current_mode(stock: Stock) -> Stock:
         asked = getattr(backend, _ASKED, {}).get(shape_key)
         if asked is not None:
             switch = modes.current()
-            if switch.mode is VerifyMode.OFF:  # nothing of ours is in that graph to count by itself
+            if switch.mode is VerifyMode.OFF and not switch.capturing:  # no part of ours counts in that graph
                 requests = getattr(batch, "batch_size", shape_key.size)  # some drafts replay without their batch
+                nodes = getattr(getattr(batch, "spec_info", None), "draft_token_num", None)
                 for verifier in asked:
-                    verifier.served_off(requests)
+                    verifier.served_off(requests * (nodes or verifier.facts.nodes))
             if switch.mode is not switch.start:
                 shape_key = key_of(shape_key, switch.mode)
         return stock(backend, shape_key, batch, *rest, **options)

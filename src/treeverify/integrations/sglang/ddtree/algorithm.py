@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from treeverify.errors import ConfigError
+from treeverify.integrations.sglang.ddtree.ladder import ladder_of
 from treeverify.ops.tree_build.contract import MAX_BUDGET
 
 NAME = "DDTREE"
@@ -87,7 +88,7 @@ def _broken(owner: Any, rules: tuple[_Rule, ...]) -> Iterator[str]:
 def fill(arguments: Any, block: int, device: str) -> None:
     """Check a server's arguments and set those that follow; ``block`` is the drafter's block length, root included.
 
-    Raises ``ConfigError`` that lists everything refused.
+    Raises ``ConfigError`` that lists everything refused, or for a bad ``KDTREE_BUDGET`` or ``KDTREE_LADDER``.
     """
     refused = list(_broken(arguments, _RULES))
     if device not in ("cuda", "cpu"):
@@ -101,6 +102,7 @@ def fill(arguments: Any, block: int, device: str) -> None:
         )
     if refused:
         raise ConfigError(f"--speculative-algorithm {NAME} does not serve: {'; '.join(refused)}")
+    ladder_of(block, width)  # read again by the worker: a bad one is refused here
     arguments.speculative_num_draft_tokens = width
     arguments.speculative_num_steps = 1  # SGLang sizes KV reserves by them, as for DFLASH
     arguments.speculative_eagle_topk = 1

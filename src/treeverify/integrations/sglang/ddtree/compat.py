@@ -1,7 +1,7 @@
 """The SGLang names that a step of DDTREE uses, 0.5.17 to 0.5.23: DFLASH's worker and inputs, runners, pools.
 
-Only this file, ``hooks`` and ``simulated`` name SGLang's internals. ``check`` looks the names of the first two up before
-one is used; it runs when the worker is made, where an exception stops the server.
+Only this file, ``graphs``, ``hooks`` and ``simulated`` name SGLang's internals. Names are looked up before one is used:
+when the worker is made, where an exception stops the server.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ def run_draft(worker: Any, batch: Any, window: Window, ids: torch.Tensor, positi
 def forward_batch_of(
     runner: Any, batch: Any, window: Window, ids: torch.Tensor, positions: torch.Tensor, **fields: Any
 ) -> Any:
-    """Build SGLang's input of a TARGET_VERIFY forward of ``runner`` over ``ids [batch, tokens]`` in the window's slots."""
+    """Build SGLang's input of a verify forward of ``runner`` over ``ids [batch, tokens]`` in the window's slots."""
     info = import_module(_BATCH)
     if window.plan is not None:
         padded = torch.full((), ids.numel(), dtype=torch.int32, device=ids.device)

@@ -17,6 +17,24 @@ from treeverify.ops.tree_build.api import tree_build
 from treeverify.ops.tree_build.contract import DraftTrees
 
 
+def front(trees: DraftTrees, width: int) -> DraftTrees:
+    """The trees of the first ``width`` nodes of each: best-first order makes them trees."""
+    return DraftTrees(
+        trees.tokens[:, :width].contiguous(),
+        trees.parents[:, :width].contiguous(),
+        trees.depths[:, :width].contiguous(),
+        trees.scores[:, :width].contiguous(),
+        trees.widths.clamp(max=width),
+    )
+
+
+def roots_alone(roots: torch.Tensor) -> DraftTrees:
+    """Trees of one node, ``roots [batch]`` int64."""
+    tokens = roots.clamp(min=0)[:, None].contiguous()
+    zeros = torch.zeros_like(tokens, dtype=torch.int32)
+    return DraftTrees(tokens, zeros - 1, zeros, zeros.float(), zeros[:, 0] + 1)
+
+
 @dataclass(frozen=True)
 class Head:
     """This rank's rows of the target's output head."""

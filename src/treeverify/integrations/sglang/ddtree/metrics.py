@@ -6,20 +6,34 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 STAGES = ("draft", "verify", "accept", "commit")
+
+
+class Choices(Protocol):
+    """Who chooses the widths (``auto.Auto``)."""
+
+    def report(self) -> dict[str, object] | None:
+        """What was chosen, as plain values."""
 
 
 class Metrics:
     """Counters of one worker since its start."""
 
-    def __init__(self, width: int, block: int) -> None:
+    def __init__(self, width: int, block: int, choices: Choices | None = None) -> None:
+        """``choices``: who chooses the widths, None where they are fixed."""
         self.width, self.block = width, block
+        self._choices = choices
         self.simulated_acceptance: float | None = None
         """Tokens a step that are simulated, not the target's (`simulated`)."""
-        self.steps = self.request_steps = 0
+        self.steps = self.request_steps = self.nodes = 0
         self.accepted: Counter[int] = Counter()
         """Requests' steps by acceptance length (tokens committed, the root counted)."""
+        self.restart_clocks()
+
+    def restart_clocks(self) -> None:
+        """Forget the times of stages."""
         self.seconds = dict.fromkeys(STAGES, 0.0)
         """Host time by stage: launching under CUDA, the whole stage on a CPU."""
 
@@ -32,10 +46,11 @@ class Metrics:
         finally:
             self.seconds[name] += time.perf_counter() - begin
 
-    def step(self, requests: int) -> None:
+    def step(self, requests: int, width: int) -> None:
         """Count a step of a batch when it is launched."""
         self.steps += 1
         self.request_steps += requests
+        self.nodes += requests * width
 
     def accept(self, drafted: list[int]) -> None:
         """Count accepted draft tokens per request, once SGLang has them on the host."""
@@ -50,9 +65,10 @@ class Metrics:
             "block": self.block,
             "steps": self.steps,
             "request_steps": self.request_steps,
-            "nodes": self.request_steps * self.width,
+            "nodes": self.nodes,
             "simulated_acceptance": self.simulated_acceptance,
             "acceptance_length": tokens / known if known else None,
             "acceptance_lengths": {str(length): self.accepted[length] for length in sorted(self.accepted)},
             "host_seconds": dict(self.seconds),
+            "auto": None if self._choices is None else self._choices.report(),
         }

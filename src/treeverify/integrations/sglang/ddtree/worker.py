@@ -12,8 +12,10 @@ from typing import Any
 import torch
 
 from treeverify.errors import ConfigError
-from treeverify.integrations.sglang.ddtree import compat, simulated
-from treeverify.integrations.sglang.ddtree.draft import Head, TreeDraft
+from treeverify.integrations.sglang.ddtree import compat, graphs, simulated
+from treeverify.integrations.sglang.ddtree.auto import Auto
+from treeverify.integrations.sglang.ddtree.draft import Head, TreeDraft, front, roots_alone
+from treeverify.integrations.sglang.ddtree.ladder import ladder_of
 from treeverify.integrations.sglang.ddtree.metrics import Metrics
 from treeverify.integrations.sglang.ddtree.randomness import seed_of, uniforms
 from treeverify.ops import compiled
@@ -30,11 +32,13 @@ from treeverify.ops.tree_mask.contract import TreeMasks
 class Steps:
     """One decode step after another for one worker; holds what outlives a step."""
 
-    def __init__(self, worker: Any, block: int, width: int) -> None:
+    def __init__(self, worker: Any, block: int, width: int, ladder: tuple[int, ...] | None = None) -> None:
+        """``ladder``: widths to choose from, None for ``width`` always."""
         self._worker, self._block, self._width = worker, block, width
+        self.auto = None if ladder is None else Auto(worker, ladder)
         if torch.device(worker.device).type == "cuda":
             compiled.prepare(torch.device(worker.device))  # loading cannot be captured
-        self.metrics = Metrics(width, block)
+        self.metrics = Metrics(width, block, self.auto)
         self._simulated = simulated.settings()
         if self._simulated is not None:
             self.metrics.simulated_acceptance = self._simulated.length
@@ -50,13 +54,31 @@ class Steps:
             self._tail = TreeDraft(Head(*compat.output_head(self._worker)), self._block, self._width, captured)
         return self._tail
 
+    def prepare(self) -> None:
+        """With a ladder: graphs and costs of all its widths. After SGLang's own captures, before any request."""
+        if self.auto is not None:
+            self.auto.prepare(self._rehearse)
+            self.metrics.restart_clocks()
+
     def decode(self, batch: Any, on_publish: Callable[[torch.Tensor], None] | None) -> Any:
         """Run one step for ``batch``; returns SGLang's result of a step."""
+        width = self._width if self.auto is None else self.auto.width(batch)
+        self.metrics.step(len(batch.seq_lens), width)
+        return self._step(batch, on_publish, width, live=True)
+
+    def _rehearse(self, batch: graphs.Rehearsal, width: int) -> None:
+        """A step that is nobody's; of width 0 its draft alone."""
+        if width == 0:
+            self._draft(batch, compat.open_window(self._worker, batch, self._width))
+        else:
+            self._step(batch, None, width, live=False)
+
+    def _step(self, batch: Any, on_publish: Callable[[torch.Tensor], None] | None, width: int, live: bool) -> Any:
         stage = self.metrics.stage
-        self.metrics.step(len(batch.seq_lens))
         window = compat.open_window(self._worker, batch, self._width)
         with stage("draft"):
-            trees = self._draft(batch, window)
+            trees = self._trees(batch, window, width, live)
+        window = window.front(width)
         with stage("verify"):
             verified = self._verify(batch, window, trees)
         with stage("accept"):
@@ -74,9 +96,18 @@ class Steps:
             next_draft_input=self._worker._make_next_draft_input_decode(
                 bonus_tokens=accepted.bonus, new_seq_lens=lengths
             ),
-            speculative_num_draft_tokens=self._width,
+            speculative_num_draft_tokens=width,
             new_seq_lens=lengths,
         )
+
+    def _trees(self, batch: Any, window: compat.Window, width: int, live: bool) -> DraftTrees:
+        """The trees to verify: those of the draft, their fronts, or the roots without a draft."""
+        if width == 1:
+            return roots_alone(batch.spec_info.bonus_tokens)
+        trees = self._draft(batch, window)
+        if self.auto is not None and live:
+            self.auto.drafted(trees.scores)
+        return trees if width == self._width else front(trees, width)
 
     def _draft(self, batch: Any, window: compat.Window) -> DraftTrees:
         roots = batch.spec_info.bonus_tokens
@@ -91,13 +122,16 @@ class Steps:
         return tail.trees(len(roots))
 
     def _verify(self, batch: Any, window: compat.Window, trees: DraftTrees) -> Any:
-        requests = len(window.lengths)
+        requests, width = trees.tokens.shape
+        if self.auto is not None:
+            self.auto.use(width)
         mask = compat.mask_buffer(self._worker, requests)
         if mask is None:
-            mask = self._own_mask(self._width * (window.bound + requests * self._width))
+            mask = self._own_mask(width * (window.bound + requests * width))
         positions = torch.empty(trees.tokens.numel(), dtype=torch.int64, device=mask.device)
         tree_mask(trees.parents, window.lengths, out=TreeMasks(positions=positions, full_mask=mask))
-        return compat.run_verify(self._worker, batch, window, trees.tokens, positions, mask)
+        run = graphs.rehearse_verify if isinstance(batch, graphs.Rehearsal) else compat.run_verify
+        return run(self._worker, batch, window, trees.tokens, positions, mask)
 
     def _own_mask(self, cells: int) -> torch.Tensor:
         """A mask for a batch that no captured graph serves; prefix cells are never read."""
@@ -150,6 +184,7 @@ def extend(parent: type, block_of: Callable[[Any], int], add: Callable[[Metrics]
 
         def __init__(self, server_args: Any, *arguments: Any, **options: Any) -> None:
             compat.check()
+            graphs.check()
             block = block_of(server_args)  # asked for while the parent builds the draft's runner
             super().__init__(server_args, *arguments, **options)
             width = self.speculative_num_draft_tokens
@@ -157,12 +192,17 @@ def extend(parent: type, block_of: Callable[[Any], int], add: Callable[[Metrics]
             if refused:
                 raise ConfigError(f"--speculative-algorithm DDTREE does not serve: {'; '.join(refused)}")
             compat.use_block(self, block)
-            self.steps = Steps(self, block, width)
+            self.steps = Steps(self, block, width, ladder_of(block, width))
             add(self.steps.metrics)
 
         def _maybe_build_draft_sampler(self) -> Any:
             """What the draft's graph runs after the drafter: the trees instead of an argmax."""
             return self.steps.draft(compat.most_requests())
+
+        def init_cuda_graphs(self) -> None:
+            """SGLang's graphs, then those of the other widths."""
+            super().init_cuda_graphs()
+            self.steps.prepare()
 
         def forward_batch_generation(self, batch: Any, on_publish: Any = None, *rest: Any, **options: Any) -> Any:
             """Prefill and idle batches as DFLASH; a decode step with a tree."""
@@ -172,7 +212,9 @@ def extend(parent: type, block_of: Callable[[Any], int], add: Callable[[Metrics]
             return self.steps.decode(batch, on_publish)
 
         def on_verify_complete_cpu(self, num_correct_drafts_per_req: list[int], *rest: Any, **options: Any) -> None:
-            """Count the accepted depths, which SGLang has on the host by now."""
+            """Count the accepted depths, which SGLang has on the host by now, and learn from them."""
             self.steps.metrics.accept(num_correct_drafts_per_req)
+            if self.steps.auto is not None:
+                self.steps.auto.verified(num_correct_drafts_per_req)
 
     return DDTreeWorker

@@ -1,0 +1,97 @@
+"""``KDTREE_BUDGET=auto`` in the worker: graphs of each width, measured costs, and the width of each step.
+
+Nothing waits for the device, and every rank decides alike. A step's drafted path probabilities are summed over its
+requests on the device and copied to pinned memory behind its draft. They are looked at when SGLang hands in the
+accepted lengths of that very step (``on_verify_complete_cpu``): by then it has waited for a copy of its own that was
+issued later on the same stream. So each rank sees the numbers of a step at the same place among its steps, and the
+numbers are the same: the ranks hold one tree. Costs are rank 0's.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from treeverify.integrations.sglang import modes
+from treeverify.integrations.sglang.ddtree import graphs
+from treeverify.integrations.sglang.ddtree.choice import Choice, Plan
+from treeverify.integrations.sglang.ddtree.costs import Step, costs_of
+
+_AHEAD = 2
+"""Steps whose outcome is not known yet: overlap scheduling launches one before it looks at the last one's."""
+
+
+class Auto:
+    """Widths by cost for one worker."""
+
+    def __init__(self, worker: Any, ladder: tuple[int, ...]) -> None:
+        """``ladder``: rising widths from 1 to that of the draft."""
+        self.ladder = ladder
+        self._worker = worker
+        self._graphs: dict[int, Any] = {}
+        self._choice: Choice | None = None
+        self._launched: deque[tuple[Plan, _Sums | None]] = deque(maxlen=_AHEAD)
+        self._free = [_Sums(ladder[-1], torch.device(worker.device)) for _ in range(_AHEAD + 1)]
+        self._unmatched = 0
+
+    def prepare(self, step: Step) -> None:
+        """Capture the graphs of all widths and get the costs; ``step`` runs one step of a rehearsal."""
+        self._graphs = graphs.capture(self._worker, self.ladder)
+        self._choice = Choice(costs_of(self._worker, self.ladder, step))
+
+    def width(self, batch: Any) -> int:
+        """Choose the width of the next step, which is that of ``batch``."""
+        assert self._choice is not None
+        context = sum(req.seqlen for req in batch.reqs) // len(batch.reqs)
+        plan = self._choice.plan(len(batch.reqs), max(1, context), modes.current().mode)
+        self._launched.append((plan, None))
+        return plan.width
+
+    def use(self, width: int) -> None:
+        """Let the next verify replay the graphs of ``width``."""
+        graphs.use(self._worker, self._graphs, width)
+
+    def drafted(self, scores: torch.Tensor) -> None:
+        """Send what the step just planned has drafted to the host: ``scores`` float32 [batch, width of the draft]."""
+        plan, _ = self._launched.pop()
+        sums = self._free.pop(0)
+        self._free.append(sums)
+        sums.start(scores)
+        self._launched.append((plan, sums))
+
+    def verified(self, drafts: Sequence[int]) -> None:
+        """Learn from the oldest step whose outcome was not known: accepted draft tokens of each request."""
+        plan, sums = self._launched.popleft() if self._launched else (None, None)
+        if plan is None or plan.requests != len(drafts):
+            self._unmatched += 1  # the outcome of another step: nothing is learned until they match again
+            self._launched.clear()
+        elif sums is not None:
+            assert self._choice is not None
+            self._choice.observe(plan, drafts, sums.values())
+
+    def report(self) -> dict[str, object] | None:
+        """The choices so far as plain values; None before there are costs."""
+        return None if self._choice is None else self._choice.report() | {"unmatched": self._unmatched}
+
+
+class _Sums:
+    """Path probabilities by node, summed over a batch, on their way to the host."""
+
+    def __init__(self, width: int, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._host = torch.zeros(width, dtype=torch.float32, pin_memory=self._cuda)
+        self._arrived = torch.cuda.Event() if self._cuda else None  # type: ignore[no-untyped-call]
+
+    def start(self, scores: torch.Tensor) -> None:
+        self._host.copy_(scores.exp().sum(0), non_blocking=True)
+        if self._arrived is not None:
+            self._arrived.record()
+
+    def values(self) -> Any:
+        """Float64 [width]. SGLang has waited for something later on the same stream, so this does not wait."""
+        if self._arrived is not None and not self._arrived.query():  # type: ignore[no-untyped-call]
+            self._arrived.synchronize()
+        return self._host.double().numpy()

@@ -1,0 +1,86 @@
+"""Which width the next step verifies, from what the host knows of earlier steps: pure, and alike on every rank.
+
+The rule is that of ``tree.budget``: most expected tokens per millisecond. But the width of a step is chosen before its
+draft, so that nothing waits for the device: the drafted path probabilities are averages over the requests and over
+recent drafted steps. Whether a step drafts at all follows from what drafting has gained (``tree.budget.Pauses``).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treeverify.engine.costs import CostTable
+from treeverify.tree.budget import RECENT, Calibration, Pauses, rates
+
+
+class Plan(NamedTuple):
+    """What a step was chosen to be."""
+
+    width: int
+    """Nodes to verify; 1: the root alone, and no draft."""
+    rung: int
+    """The width's place in the ladder."""
+    requests: int
+    cost: float
+    """The step's time over that of a plain one."""
+
+
+class Choice:
+    """Chooses widths for one worker: ``plan`` is asked once per step, ``observe`` told of each outcome in order."""
+
+    def __init__(self, costs: Mapping[str, CostTable]) -> None:
+        """``costs``: of each verify mode that may be served; all of one ladder."""
+        self.ladder = next(iter(costs.values())).widths
+        self.widths: Counter[int] = Counter()
+        """Steps by width."""
+        self._costs = costs
+        self._calibration, self._pauses, self._ended = Calibration(), Pauses(), 0
+        self._mass: NDArray[np.float64] | None = None
+        self._batch = 0
+
+    def plan(self, requests: int, context: int, mode: str) -> Plan:
+        """The next step, of ``requests`` with ``context`` committed tokens on average."""
+        if not self._batch < 2 * requests < 4 * self._batch:  # a pause says nothing of half or twice as many requests
+            self._ended += self._pauses.begun
+            self._batch, self._pauses = requests, Pauses()
+        table, rung = self._costs[mode], 0
+        step_ms = table.step_ms(requests, context)
+        if self._pauses.drafts():
+            rung = 1 if self._mass is None else 1 + self._best(step_ms)
+        cost = float(step_ms[rung]) / table.plain_ms(requests, context) if rung else 1.0
+        self.widths[self.ladder[rung]] += 1
+        return Plan(self.ladder[rung], rung, requests, cost)
+
+    def observe(self, plan: Plan, drafts: Sequence[int], probabilities: NDArray[np.float64]) -> None:
+        """The outcome of a step that drafted.
+
+        ``drafts``: accepted draft tokens of each request. ``probabilities`` float64 [width of the draft]: path
+        probabilities of the drafted nodes in their order, the root first, summed over the requests.
+        """
+        below = np.concatenate(([0.0], probabilities[1:].cumsum() / plan.requests))
+        mass = below[np.array(self.ladder) - 1]
+        self._mass = mass if self._mass is None else RECENT * self._mass + (1 - RECENT) * mass
+        accepted = sum(drafts) / plan.requests
+        if mass[plan.rung] > 0:
+            self._calibration.observe(accepted, float(mass[plan.rung]))
+        self._pauses.observe(1 + accepted, plan.cost)
+
+    def report(self) -> dict[str, object]:
+        """The choices so far as plain values."""
+        return {
+            "ladder": list(self.ladder),
+            "widths": {str(width): self.widths[width] for width in self.ladder},
+            "calibration": self._calibration.factor,
+            "gain": self._pauses.gain,
+            "pauses": self._ended + self._pauses.begun,
+        }
+
+    def _best(self, step_ms: NDArray[np.float64]) -> int:
+        """Which rung above the first gives the most tokens per millisecond, counted from there."""
+        assert self._mass is not None
+        return int(np.argmax(rates(self._mass, step_ms, self._calibration.factor)[1:]))
