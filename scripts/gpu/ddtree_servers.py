@@ -75,7 +75,7 @@ def servers_of(
     for number, mode in enumerate(modes):
         given, verify = flags(mode, pair.drafter)
         share = ["--max-running-requests", str(AT_ONCE), "--mem-fraction-static", "0.7"]
-        every = [*given, *pair.sizes, *share, *BY_KIND[part.kinds[0]]]
+        every = [*given, *share, *pair.sizes, *BY_KIND[part.kinds[0]]]
         settings = {"KDTREE_VERIFY": verify, "KDTREE_VERIFY_ALLOW": verify} | environment
         found[mode] = Server(mode, pair.target, slot + number, part.folder, every, **settings)
     return found

@@ -6,8 +6,8 @@ device, in bf16; the published experts are int4, so the MoE share here is larger
 communicated. One server, NGRAM trees of 16, CUDA graphs, batch 1; modes are switched live. Run by sglang_live.sh with
 LIVE=kimi_rank.py; writes kimi_rank.json after every point; exit status 1 if a step was not measured.
 
-There is no table of DDTREE: SGLang's simulated acceptance (SGLANG_SIMULATE_ACC_LEN) is in the acceptance of DFLASH and
-of the EAGLE family, which DDTREE replaces, so that it does nothing here; and no drafter of this geometry exists.
+Dummy weights send every token to the same eight experts, so that the MoE share does not grow with the tree here; in
+kimi_trees.py, which compares the algorithms, it does.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import argparse
 import json
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,25 +26,33 @@ from live_part import Part
 from live_server import NGRAM, Server, running
 from live_windows import STEPS, Side, is_attention, medians, prompts_of, ratio, rotate, trace
 
+Event = dict[str, Any]
 TP = 8
 HEADS, EXPERTS, VOCABULARY = 64, 384, 163840
 NODES = 16
+PARTS = {
+    "attention": ("tree_attention", "portable", "merge_kernel", "_fwd_kernel", "_fwd_grouped", "extend", "flashattn"),
+    "communication": ("nccl", "cross_device", "all_reduce", "allreduce", "all_gather"),
+    "rest": ("draft_topk", "tree_"),
+    "moe": ("moe", "expert", "topk", "gate", "align_block"),
+}
+"""What names of kernels hold; the first part that fits."""
 SPARE = 2048
 """Tokens of the context beyond the longest prefix."""
 
 
-def geometry(layers: int, context: int) -> dict[str, Any]:
-    """The ``config.json`` of one rank's share."""
+def geometry(layers: int, context: int, share: int = TP) -> dict[str, Any]:
+    """The ``config.json`` of a ``share``-th of the model: of one rank's, 1 for the whole."""
     return {
         "architectures": ["DeepseekV3ForCausalLM"],
         "model_type": "deepseek_v3",
-        "vocab_size": VOCABULARY // TP,
+        "vocab_size": VOCABULARY // share,
         "hidden_size": 7168,
-        "intermediate_size": 18432 // TP,
-        "moe_intermediate_size": 2048 // TP,
+        "intermediate_size": 18432 // share,
+        "moe_intermediate_size": 2048 // share,
         "num_hidden_layers": layers,
-        "num_attention_heads": HEADS // TP,
-        "num_key_value_heads": HEADS // TP,
+        "num_attention_heads": HEADS // share,
+        "num_key_value_heads": HEADS // share,
         "q_lora_rank": 1536,
         "kv_lora_rank": 512,
         "qk_nope_head_dim": 128,
@@ -79,17 +87,19 @@ def geometry(layers: int, context: int) -> dict[str, Any]:
 def kind(kernel: str) -> str:
     """Part of the step that a kernel belongs to, by its name."""
     name = kernel.lower()
-    if any(part in name for part in ("tree_attention", "portable", "merge_kernel", "_fwd_kernel", "extend")):
-        return "attention"
-    if any(part in name for part in ("moe", "expert", "topk", "gate", "align_block")):
-        return "moe"
+    for part, words in PARTS.items():
+        if any(word in name for word in words):
+            return part
     return "rest"
 
 
-def split(events: Sequence[dict[str, Any]], layers: int) -> dict[str, Any]:
-    """Microseconds per step by part, and the largest kernels, from a profiler's trace of verify steps."""
+def split(events: Sequence[Event], calls: int) -> dict[str, Any]:
+    """Microseconds per step by part and by graph, and the largest kernels, from a profiler's trace of decode steps.
+
+    ``calls``: attention calls of a step that ``is_attention`` knows, those of a drafter's layers included.
+    """
     used = [one for one in events if one.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
-    steps = sum(is_attention(one["name"]) for one in used) / layers
+    steps = sum(is_attention(one["name"]) for one in used) / calls
     if steps < 1:
         raise RuntimeError("trace: no verify step")
     parts, names = Counter[str](), Counter[str]()
@@ -100,8 +110,27 @@ def split(events: Sequence[dict[str, Any]], layers: int) -> dict[str, Any]:
         "steps": steps,
         "kernels_per_step": len(used) / steps,
         "us_per_step": {part: total / steps for part, total in parts.items()},
+        "us_by_graph": {graph: total / steps for graph, total in by_graph(used).items()},
         "largest_us_per_step": {name: total / steps for name, total in names.most_common(12)},
     }
+
+
+def by_graph(used: Sequence[Event]) -> dict[str, float]:
+    """Busy microseconds of the target's graphs (they have experts), of the drafter's, and of all that is in none.
+
+    Kernels of one CUDA graph share the correlation id of its launch.
+    """
+    launches: dict[Any, list[Event]] = defaultdict(list)
+    for one in used:
+        launches[one["args"].get("correlation")].append(one)
+    found = {"target": 0.0, "draft": 0.0, "between": 0.0}
+    for some in launches.values():
+        if any(kind(one["name"]) == "moe" for one in some):
+            graph = "target"
+        else:
+            graph = "draft" if len(some) > 1 and any(is_attention(one["name"]) for one in some) else "between"
+        found[graph] += sum(one["dur"] for one in some)
+    return found
 
 
 def main() -> int:
@@ -129,25 +158,26 @@ def measure(part: Part, options: argparse.Namespace) -> None:
     with running(part, [server]):
         points: list[dict[str, Any]] = []
         for prefix in prefixes:
-            points.append(point(part, server, prefix, options))
+            prompts = prompts_of(prefix, 1, VOCABULARY // TP)
+            points.append({"prefix": prefix} | both_modes(part, server, prompts, options.windows, options.layers))
             part.keep("points", points)
             print(json.dumps({k: v for k, v in points[-1].items() if k != "windows"}), flush=True)
 
 
-def point(part: Part, server: Server, prefix: int, options: argparse.Namespace) -> dict[str, Any]:
-    """One prefix: alternating windows of both modes, then a profile of six steps of each."""
-    prompts = prompts_of(prefix, 1, VOCABULARY // TP)
+def both_modes(part: Part, server: Server, prompts: list[list[int]], rounds: int, calls: int) -> dict[str, Any]:
+    """One point: alternating windows of both modes, then a profile of six steps of each; ``calls`` as in ``split``."""
     begin = time.perf_counter()
     server.generate(prompts, 2)
-    found: dict[str, Any] = {"prefix": prefix, "prefill_s": time.perf_counter() - begin}
+    found: dict[str, Any] = {"prefill_s": time.perf_counter() - begin}
     sides = {mode: Side(server, mode) for mode in ("off", "on")}
-    windows = rotate(sides, prompts, 0.3, SPARE - 64, rounds=options.windows)
+    windows = rotate(sides, prompts, 0.3, SPARE - 64, rounds=rounds)
     found |= {"step_ratio": ratio(windows, "off", "on", "step_ms"), "windows": windows}
     for mode, side in sides.items():
-        events = trace(side, part.folder / f"trace_{prefix}_{mode}", prompts, 6, SPARE - 64)
-        found[mode] = medians(windows)[mode] | {"profile": split(events, options.layers)}
+        where = f"{server.name} {len(prompts[0])} {mode}"
+        events = trace(side, part.folder / f"trace_{where.replace(' ', '_')}", prompts, 6, SPARE - 64)
+        found[mode] = medians(windows)[mode] | {"profile": split(events, calls)}
         if found[mode]["fewest_steps"] < STEPS:
-            part.failures.append(f"{prefix} {mode}: windows of {found[mode]['fewest_steps']} steps, expected {STEPS}")
+            part.failures.append(f"{where}: windows of {found[mode]['fewest_steps']} steps, expected {STEPS}")
     return found
 
 

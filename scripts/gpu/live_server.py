@@ -51,6 +51,9 @@ ENVIRONMENT = {
     "SGLANG_ENABLE_JIT_DEEPGEMM": "0",
     "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false",
     "SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK": "false",  # other servers of a run may be on one of the GPUs
+    "NCCL_NVLS_ENABLE": "0",  # NVLink multicast stays off
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "NVSHMEM_DISABLE_NVLS": "1",
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",

@@ -85,19 +85,26 @@ def ranks(part: Part) -> None:
     short, long = _random()
     flags = [*OURS, *NGRAM, *BY_KIND["graph"], *MEDIUM, "--disable-radix-cache", "--tp-size", "2"]
     server = Server("ranks", part.models / "target", 0, part.folder, flags)
-    landed = []
     with running(part, [server]):
         part.keep("modes", _modes(server, short, long, part.failures))
-        with ThreadPoolExecutor(1) as pool:
-            for mode in ("on", "validate", "off", "on"):
-                text = pool.submit(server.generate, [long], 256)
-                time.sleep(0.2)
-                server.switch(mode)
-                landed.append({rank["rank"]: rank["switched_at"] for rank in server.state()["ranks"]})
-                part.keep("switched_at", landed)
-                text.result()
-    if any(len(one) != 2 or len(set(one.values())) != 1 for one in landed):
-        part.failures.append(f"ranks: switches at forward passes {landed}, expected the same on two ranks")
+        part.keep("switched_at", switches(server, long, 2, part.failures))
+
+
+def switches(
+    server: Server, ids: list[int], ranks: int, failures: list[str], tokens: int = 256
+) -> list[dict[int, int]]:
+    """Switch while texts are being written; the forward pass at which each rank did, which must be one for all."""
+    landed = []
+    with ThreadPoolExecutor(1) as pool:
+        for mode in ("on", "validate", "off", "on"):
+            text = pool.submit(server.generate, [ids], tokens)
+            time.sleep(0.2)
+            server.switch(mode)
+            landed.append({rank["rank"]: rank["switched_at"] for rank in server.state()["ranks"]})
+            text.result()
+    if any(len(one) != ranks or len(set(one.values())) != 1 for one in landed):
+        failures.append(f"{server.name}: switches at forward passes {landed}, expected the same on {ranks} ranks")
+    return landed
 
 
 def forced(part: Part) -> None:
@@ -174,14 +181,21 @@ def _modes(
             found["divergences"][f"{mode}_{how}"] = {"prompts": len(prompts), "first": first}
             if wide(first):
                 failures.append(f"{server.name} {mode} {how}: {len(wide(first))} divergences that are no near-ties")
-    for one in found["summary"]:
-        judged = {name: one[name] for name in ("backend", "served", "left_to_parent", "rows", "max_row_ulp")}
-        if one["left_to_parent"] or one["mismatched_rows"] or not one["rows"] or not one["served"]["on"]["calls"]:
-            failures.append(f"{server.name}: {judged}")
-        if one["max_row_ulp"] > 2 or one["within_1_ulp"] < 0.999:
-            failures.append(f"{server.name}: beyond 2 ULP, or below 99.9% within 1: {judged}")
+    failures += [f"{server.name}: {fault}" for fault in faults(found["summary"])]
     found["log"] = server.notes()
     print(json.dumps({"server": server.name, "summary": found["summary"], "failures": failures}), flush=True)
+    return found
+
+
+def faults(rows: list[dict[str, Any]]) -> list[str]:
+    """What is wrong with the counters of a server that was in every mode, by backend and rank."""
+    found = []
+    for one in rows:
+        judged = {name: one[name] for name in ("rank", "backend", "served", "left_to_parent", "rows", "max_row_ulp")}
+        if one["left_to_parent"] or one["mismatched_rows"] or not one["rows"] or not one["served"]["on"]["calls"]:
+            found.append(str(judged))
+        if one["max_row_ulp"] > 2 or one["within_1_ulp"] < 0.999:
+            found.append(f"beyond 2 ULP, or below 99.9% within 1: {judged}")
     return found
 
 

@@ -21,7 +21,7 @@ from typing import Any
 ARGUMENTS = sys.argv
 FAULT = os.environ.get("FAKE_FAULT", "")
 MODES = ("off", "validate", "on")
-PER_STEP = 4
+PER_STEP = round(float(os.environ.get("SGLANG_SIMULATE_ACC_LEN", "4")))
 SHARP = 1.5
 state = {"mode": os.environ.get("KDTREE_VERIFY", "off"), "switched_at": 0, "rows": 0}
 histogram: dict[int, int] = {}
@@ -34,6 +34,12 @@ def option(name: str, default: str = "") -> str:
 
 
 SPECULATIVE = bool(option("--speculative-algorithm"))
+
+
+def layers(model: str) -> int:
+    """Attention calls of a step of this model."""
+    path = Path(option(model)) / "config.json"
+    return int(json.loads(path.read_text())["num_hidden_layers"]) if option(model) and path.exists() else 0
 
 
 @lru_cache
@@ -100,23 +106,25 @@ def info() -> dict[str, Any]:
 
 
 def profile(body: dict[str, Any]) -> str:
-    """Write a trace of the steps asked for: a draft graph, a verify graph, and one wait each."""
-    ours = state["mode"] == "on"
+    """Write a trace of the steps asked for by each rank: a draft graph, a verify graph, and one wait each."""
+    kernel = "tree_attention_portable" if state["mode"] == "on" else "_fwd_kernel"
+    kernel = "FlashAttnFwdSm90" if option("--decode-attention-backend") == "fa3" else kernel
     events: list[dict[str, Any]] = []
     for step in range(body["num_steps"]):
         begin = 1000.0 * step
         names = [(f"{begin}d", "smxx_tree_build", 0.0, 50.0)]
-        names += [
-            (f"{begin}v", "tree_attention_portable" if ours else "_fwd_kernel", 100.0 + layer, 1.0)
-            for layer in range(4)
-        ]
+        names += [(f"{begin}d", "_fwd_kernel", 10.0, 1.0)] * layers("--speculative-draft-model-path")
+        if layers("--model-path") > 4:
+            names += [(f"{begin}v", "fused_moe_kernel", 90.0, 1.0)]
+        names += [(f"{begin}v", kernel, 100.0 + layer / 100, 1.0) for layer in range(layers("--model-path") or 4)]
         names += [(f"{begin}a", "smxx_tree_accept", 600.0, 100.0)]
         for correlation, name, at, dur in names:
             args = {"correlation": correlation}
             events.append({"cat": "kernel", "name": name, "ts": begin + at, "dur": dur, "args": args})
         events.append({"cat": "cuda_runtime", "name": "cudaEventSynchronize", "ts": begin, "dur": 1.0})
-    path = Path(body["output_dir"]) / "1-TP-0.trace.json.gz"
-    path.write_bytes(gzip.compress(json.dumps({"traceEvents": events}).encode()))
+    for rank in range(int(option("--tp-size", "1"))):
+        path = Path(body["output_dir"]) / f"1-TP-{rank}.trace.json.gz"
+        path.write_bytes(gzip.compress(json.dumps({"traceEvents": [] if rank else events}).encode()))
     return "Start profiling."
 
 

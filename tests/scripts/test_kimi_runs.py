@@ -1,0 +1,111 @@
+"""The live runs at Kimi K2.6's geometry against the stand-in server: what is simulated, ranks, the record."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.scripts.test_live_runs import live, part, record
+
+__all__ = ["live", "part"]  # fixtures
+
+
+@pytest.fixture
+def small(live: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The scripts, with a drafter whose configuration alone is written."""
+    trees, ranks = importlib.import_module("kimi_trees"), importlib.import_module("kimi_tp")
+    monkeypatch.setattr(live.live_server, "has_fa3", lambda: True)
+    monkeypatch.setattr(trees, "has_fa3", lambda: True)
+    monkeypatch.setattr(trees, "BATCHES", (1, 2))
+    monkeypatch.setattr(trees.live_models, "save_file", lambda *_, **__: None)
+    matrices = []
+    monkeypatch.setattr(trees.live_models.Weights, "matrix", lambda _, name, *shape: matrices.append((name, *shape)))
+    return SimpleNamespace(trees=trees, ranks=ranks, matrices=matrices, run=live.live_part.run)
+
+
+def test_every_side_accepts_what_is_simulated(small: SimpleNamespace, part: Any) -> None:
+    options = SimpleNamespace(sides=",".join(small.trees.SIDES), layers=7, prefixes="64,96", windows=5)
+    assert not small.run(part, lambda part: small.trees.measure(part, options)), part.failures
+    found = record(part)["found"]
+    assert [(point["prefix"], point["batch"]) for point in found["points"]] == [(64, 1), (64, 2), (96, 1), (96, 2)]
+    point = found["points"][0]
+    assert set(point["sides"]) == set(small.trees.SIDES)
+    assert set(point["tokens_per_second_over"]["dflash-fa3"]) == {"plain", "dflash-on", "ddtree17"}
+    assert set(point["step_ms_over"]) == {"plain", "dflash-on", "dflash-fa3"}
+    assert point["sides"]["ddtree17"]["tokens_per_step"] == pytest.approx(6, rel=0.1)
+    assert point["sides"]["plain"]["tokens_per_step"] == 1
+    assert found["simulated_acceptance"] == small.trees.lengths()
+    for name, profile in found["profiles"].items():
+        assert profile["steps"] == 6
+        assert profile["us_by_graph"]["target"] == 8  # seven layers of attention and one kernel of the experts
+        assert profile["us_by_graph"]["between"] >= 100
+        assert (profile["us_by_graph"]["draft"] > 0) == (name != "plain")
+
+
+def test_the_drafter_is_a_rank_s_share_of_the_published_ones(small: SimpleNamespace, tmp_path: Path) -> None:
+    told = small.trees.drafter(tmp_path / "drafter", 7, 4096)
+    assert told == {"layers": 6, "features": (0, 1, 2, 3, 4, 5), "block": 8}
+    shapes = {name: shape[:2] for name, *shape in small.matrices}
+    assert shapes["fc"] == [7168, 6 * 7168]
+    assert shapes["layers.5.self_attn.q_proj"] == [8 * 128, 7168]
+    assert shapes["layers.5.self_attn.k_proj"] == [128, 7168]
+    config = json.loads((tmp_path / "drafter/config.json").read_text())
+    assert config["vocab_size"] == small.trees.geometry(7, 4096)["vocab_size"]
+    whole = small.trees.drafter(tmp_path / "whole", 25, 4096, 1)
+    assert whole["features"] == (0, 4, 8, 12, 16, 20)
+    assert small.trees.geometry(25, 4096, 1)["num_attention_heads"] == 64
+
+
+def test_what_is_simulated_is_the_committed_record_s(small: SimpleNamespace) -> None:
+    chain, tree = (small.trees.simulated(mode) for mode in ("dflash-fa3", "ddtree17"))
+    assert chain["SGLANG_SIMULATE_ACC_LEN"] == str(small.trees.lengths()["dflash"])
+    assert float(tree["SGLANG_SIMULATE_ACC_LEN"]) > float(chain["SGLANG_SIMULATE_ACC_LEN"])
+    assert tree["SGLANG_SIMULATE_ACC_TOKEN_MODE"] == "real-draft-token"
+    for mode in ("plain", "ngram"):
+        assert small.trees.simulated(mode) == {"SGLANG_SIMULATE_UNIFORM_EXPERTS": "1"}
+
+
+def test_a_side_that_accepts_less_is_told(small: SimpleNamespace) -> None:
+    sides = {
+        "ddtree17": {"fewest_steps": 11, "tokens_per_step": 5.0},
+        "plain": {"fewest_steps": 12, "tokens_per_step": 1},
+    }
+    steps, accepted = small.trees.short("2k", sides)
+    assert "2k ddtree17: windows of 11 steps" in steps
+    assert "5.00 tokens a step, simulated 6.27" in accepted
+
+
+def test_two_ranks(small: SimpleNamespace, part: Any) -> None:
+    options = SimpleNamespace(tp=2, layers=7, algorithms="ngram,ddtree17", prefixes="64,96", windows=5)
+    assert not small.run(part, lambda part: small.ranks.measure(part, options)), part.failures
+    found = record(part)["found"]
+    for algorithm in small.ranks.ALGORITHMS:
+        one = found[algorithm]
+        assert [point["prefix"] for point in one["points"]] == [64, 96]
+        assert one["points"][0]["on"]["profile"]["steps"] == one["points"][0]["off"]["profile"]["steps"] == 6
+        assert [{*landed} for landed in one["switched_at"]] == [{"0", "1"}] * 4
+        assert {row["rank"] for row in one["ranks"]} == {0, 1}
+
+
+def test_ranks_that_do_not_agree_are_told(small: SimpleNamespace) -> None:
+    good = {
+        "backend": "target",
+        "served": {"on": {"calls": 3}},
+        "left_to_parent": {},
+        "rows": 9,
+        "mismatched_rows": 0,
+        "max_row_ulp": 1.0,
+        "within_1_ulp": 1.0,
+        "breaches": 0,
+        "layers": 7,
+    }
+    ranks = [good | {"rank": 0}, good | {"rank": 1}]
+    assert small.ranks.disagreements(ranks, 2) == []
+    assert small.ranks.disagreements(ranks, 4) == ["ranks [0, 1], expected 4"]
+    assert small.ranks.disagreements([ranks[0], ranks[1] | {"rows": 8}], 2) == ["rows differ between ranks: [9, 8]"]
+    (beyond,) = small.ranks.disagreements([ranks[0], ranks[1] | {"max_row_ulp": 3.0}], 2)
+    assert "beyond 2 ULP" in beyond
