@@ -2,7 +2,9 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
 #include <random>
+#include <thread>
 
 #if !defined(__x86_64__)
 #error "the emulator switches fibers in x86-64 assembly"
@@ -33,10 +35,10 @@ emulator_switch:
 
 namespace emulator {
 
-int current;
-unsigned block, grid;
-alignas(1024) uint8_t arena[kArenaBytes];
-std::vector<CopyGroup> groups[kMaxThreads];
+thread_local int current;
+thread_local unsigned block, grid;
+alignas(1024) thread_local uint8_t arena[kArenaBytes];
+thread_local std::vector<CopyGroup> groups[kMaxThreads];
 
 namespace {
 
@@ -45,9 +47,9 @@ constexpr int kSavedRegisters = 6;
 constexpr uint64_t kMaxYields = 100'000'000;  // without any thread coming to its end
 constexpr int kHopEvery = 64;                 // yields between changes to another warp, on average
 
-Warp warps[kMaxWarps];
+thread_local Warp warps[kMaxWarps];
 
-struct Barrier {
+thread_local struct Barrier {
   int arrived = 0;
   uint64_t generation = 0;
   int gathered = 0;
@@ -55,14 +57,14 @@ struct Barrier {
 } barrier;
 
 constexpr int kCaller = kMaxThreads;  // whoever called run_block
-int block_threads;
-void* stack_pointers[kMaxThreads + 1];
-uint8_t* stacks[kMaxThreads];
-bool done[kMaxThreads];
-int running;
-uint64_t yields;
-std::function<void()> body;
-std::mt19937 random_order(1);
+thread_local int block_threads;
+thread_local void* stack_pointers[kMaxThreads + 1];
+thread_local std::unique_ptr<uint8_t, decltype(&free)> stacks(nullptr, &free);
+thread_local bool done[kMaxThreads];
+thread_local int running;
+thread_local uint64_t yields;
+thread_local std::function<void()> body;
+thread_local std::mt19937 random_order(1);
 
 // The next thread: mostly a neighbour in the warp, as a warp must gather for nearly everything, now and then any other.
 int pick() {
@@ -97,8 +99,8 @@ void enter() {
 
 // A stack that emulator_switch can return from, into `enter`.
 void* fresh_stack(int thread) {
-  if (stacks[thread] == nullptr) stacks[thread] = static_cast<uint8_t*>(aligned_alloc(64, kStackBytes));
-  auto** top = reinterpret_cast<void**>(stacks[thread] + kStackBytes - 64);
+  if (stacks == nullptr) stacks.reset(static_cast<uint8_t*>(aligned_alloc(64, size_t{kMaxThreads} * kStackBytes)));
+  auto** top = reinterpret_cast<void**>(stacks.get() + (thread + 1) * kStackBytes - 64);
   *--top = nullptr;  // where `enter` would return to; it also aligns the stack
   *--top = reinterpret_cast<void*>(enter);
   for (int i = 0; i < kSavedRegisters; ++i) *--top = nullptr;
@@ -127,6 +129,14 @@ void run_block(std::function<void()> thread_body, unsigned block_index, unsigned
   }
   current = 0;
   emulator_switch(&stack_pointers[kCaller], stack_pointers[0]);
+}
+
+void run_together(const std::function<void()>& thread_body, unsigned grid_size, int threads) {
+  std::vector<std::thread> blocks;
+  for (unsigned index = 0; index < grid_size; ++index) {
+    blocks.emplace_back([=] { run_block(thread_body, index, grid_size, threads); });
+  }
+  for (std::thread& each : blocks) each.join();
 }
 
 void yield() {

@@ -1,4 +1,4 @@
-// A CUDA block on one CPU thread. Every CUDA thread is a fiber; fibers change hands only where threads of a block meet
+// A CUDA block on one CPU thread, others on others if need be. Every CUDA thread is a fiber; fibers change hands only where threads of a block meet
 // (barriers, warp collectives), and who runs next is random, so a missing barrier or wait gives a wrong result.
 #pragma once
 
@@ -40,14 +40,17 @@ struct Copy {
 };
 using CopyGroup = std::vector<Copy>;
 
-extern int current;  // the thread that runs
-extern unsigned block, grid;
-extern uint8_t arena[kArenaBytes];                // dynamic shared memory
-extern std::vector<CopyGroup> groups[kMaxThreads];  // by thread; the last group is still open
+extern thread_local int current;  // the thread that runs
+extern thread_local unsigned block, grid;
+extern thread_local uint8_t arena[kArenaBytes];                // dynamic shared memory
+extern thread_local std::vector<CopyGroup> groups[kMaxThreads];  // by thread; the last group is still open
 
 // Runs `body` as every thread of block `block_index` of `grid_size`, over poisoned dynamic shared memory. `threads` is a
 // multiple of 32, up to kMaxThreads.
 void run_block(std::function<void()> body, unsigned block_index, unsigned grid_size, int threads = kThreads);
+
+// Runs all blocks at once, each on a CPU thread of its own, for kernels whose blocks wait for each other.
+void run_together(const std::function<void()>& body, unsigned grid_size, int threads);
 
 // Lets another thread run.
 void yield();

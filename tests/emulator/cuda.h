@@ -2,16 +2,18 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
+#include <thread>
 
 #include "block.h"
 
-// Static shared memory: blocks run one after the other.
+// Static shared memory: a CPU thread runs one block at a time.
 #undef __shared__
-#define __shared__ static
+#define __shared__ static thread_local
 #undef __grid_constant__
 #define __grid_constant__
 #undef __launch_bounds__
@@ -118,12 +120,14 @@ inline int atomicMin(int* target, int value) {
   return before;
 }
 
+// Blocks that run together share global memory.
 template <class T>
 T atomicAdd(T* target, T value) {
-  const T before = *target;
-  *target = before + value;
-  return before;
+  return std::atomic_ref<T>(*target).fetch_add(value);
 }
+
+inline void __threadfence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
+inline void __nanosleep(unsigned) { std::this_thread::yield(); }
 
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline uint64_t __float2ull_rn(float x) { return static_cast<uint64_t>(std::rint(static_cast<double>(x))); }

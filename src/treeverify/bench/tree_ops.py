@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from treeverify.bench import record
+from treeverify.bench import record, tree_ops_vocab
 from treeverify.bench.timing import interleave, make_replay, median
 from treeverify.bench.tree_ops_check import check_all
 from treeverify.errors import ConfigError
@@ -26,6 +26,7 @@ from treeverify.ops.feature_gather.api import feature_gather
 from treeverify.ops.feature_gather.contract import Gathered
 from treeverify.ops.kv_compact.api import kv_compact
 from treeverify.ops.kv_compact.contract import PoolTable
+from treeverify.ops.tree_accept import contract as accept_contract
 from treeverify.ops.tree_accept.api import tree_accept, tree_accept_sampled
 from treeverify.ops.tree_accept.contract import Accepted, LawTensors
 from treeverify.ops.tree_build.api import tree_build
@@ -70,6 +71,8 @@ class Workload:
         self.masks = TreeMasks.empty(batch, width, device)
         self.target = torch.randn(batch * width, size.vocab, device=device) * 2
         self.uniforms = torch.rand(batch, depth + 1, dtype=torch.float64, device=device)
+        draws = accept_contract.workspace_elements(batch)
+        self.draw_workspace = torch.empty(draws, dtype=torch.int64, device=device)
         self.accepted, self.drawn = (Accepted.empty(batch, width, depth, device) for _ in range(2))
         slots = torch.randperm(4 * batch * width + 1, device=device)[: batch * width] + 1
         self.slots = slots.view(batch, width)
@@ -141,7 +144,8 @@ class Workload:
     def draw(self, law: LawTensors) -> None:
         """tree_accept_sampled."""
         trees = self.trees
-        tree_accept_sampled(trees.tokens, trees.parents, self.target, law, self.uniforms, out=self.drawn)
+        given = (trees.tokens, trees.parents, self.target, law, self.uniforms)
+        tree_accept_sampled(*given, out=self.drawn, workspace=self.draw_workspace)
 
     def compact(self, path: torch.Tensor) -> None:
         """kv_compact of all layers."""
@@ -208,7 +212,8 @@ def run_point(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Command line of the benchmark: ``python -m treeverify.bench.tree_ops``."""
     parser = argparse.ArgumentParser(prog="treeverify bench tree-ops", description=__doc__)
-    parser.add_argument("--batches", default="1,16")
+    parser.add_argument("--suites", default="steps,vocab", help="of steps (this file's), vocab (tree_ops_vocab)")
+    parser.add_argument("--batches", default="1,16", help="of steps")
     parser.add_argument("--budgets", default="16,32,64")
     parser.add_argument("--depth", type=int, default=15)
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/tree-ops.jsonl"))
@@ -218,7 +223,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not torch.cuda.is_available():
         raise ConfigError("bench tree-ops: no CUDA device")
     device = torch.device("cuda", torch.cuda.current_device())
-    for batch in map(int, chosen.batches.split(",")):
+    suites = chosen.suites.split(",")
+    if unknown := set(suites) - {"steps", "vocab"}:
+        raise ConfigError(f"bench tree-ops: --suites: expected steps, vocab, got {sorted(unknown)[0]}")
+    for point in tree_ops_vocab.POINTS if "vocab" in suites else ():
+        tree_ops_vocab.run_point(point, device, chosen.output, chosen.rounds, chosen.commit)
+        torch.cuda.empty_cache()
+    for batch in map(int, chosen.batches.split(",")) if "steps" in suites else ():
         for budget in map(int, chosen.budgets.split(",")):
             size = Geometry(batch, budget, chosen.depth)
             run_point(size, device, chosen.output, chosen.rounds, chosen.commit)

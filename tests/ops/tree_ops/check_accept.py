@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from tree_cases import WIDTHS, Buffers, equal, padded, random_trees
 
-from treeverify.ops.tree_accept.contract import LAW_ERROR, Accepted, LawTensors
+from treeverify.ops.tree_accept.contract import LAW_ERROR, Accepted, LawTensors, workspace_elements
 from treeverify.tree.accept import accept
 from treeverify.tree.law import LawParams, sample, target_law
 
@@ -98,7 +98,8 @@ def root_draws(ops, logits: torch.Tensor, params: LawParams, uniforms: np.ndarra
     tokens = torch.zeros(batch, 1, dtype=torch.int64, device=ops.device)
     parents = torch.full((batch, 1), -1, dtype=torch.int32, device=ops.device)
     law = law_tensors([params] * batch, ops.device)
-    ops.tree_accept_sampled(tokens, parents, rows, law, numbers, out=out)
+    workspace = buffers.empty(workspace_elements(batch), dtype=torch.int64)
+    ops.tree_accept_sampled(tokens, parents, rows, law, numbers, out=out, workspace=workspace)
     buffers.intact()
     return out.bonus.cpu().numpy()
 
@@ -202,7 +203,9 @@ def mixed_batch_walks(ops) -> None:
             moved_law = LawTensors(**{name: tensor.to(ops.device) for name, tensor in vars(law).items()})
             logits = wide.to(ops.device)[:, :vocab]
             moved = (tokens.to(ops.device), parents.to(ops.device))
-            ops.tree_accept_sampled(*moved, logits, moved_law, uniforms.to(ops.device), out=out)
+            workspace = buffers.empty(workspace_elements(batch), dtype=torch.int64)
+            numbers = uniforms.to(ops.device)
+            ops.tree_accept_sampled(*moved, logits, moved_law, numbers, out=out, workspace=workspace)
             buffers.intact()
             holds(out, tuple(getattr(want, name) for name in ("path", "lengths", "new_tokens", "bonus")))
 
@@ -219,7 +222,9 @@ def a_row_without_a_law_ends_the_walk(ops) -> None:
         law = law_tensors([LawParams(1.0)] * 3, ops.device)
         out = Accepted.empty(3, 1, 0, ops.device)
         moved = (t.to(ops.device) for t in (tokens, parents, logits))
-        ops.tree_accept_sampled(*moved, law, torch.full((3, 1), 0.5, dtype=torch.float64, device=ops.device), out=out)
+        half = torch.full((3, 1), 0.5, dtype=torch.float64, device=ops.device)
+        workspace = torch.empty(workspace_elements(3), dtype=torch.int64, device=ops.device)
+        ops.tree_accept_sampled(*moved, law, half, out=out, workspace=workspace)
         equal("bonus", out.bonus, [25, -1, -1])
         equal("lengths", out.lengths, [1, 1, 1])
 

@@ -23,6 +23,26 @@ using namespace treeverify;
 extern "C" {
 
 cudaError_t cudaGetLastError() { return cudaSuccess; }
+cudaError_t cudaGetDevice(int*) { return cudaSuccess; }
+
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
+  *value = 20;  // multiprocessors: groups of two for nine requests
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemset2DAsync(void* target, size_t pitch, int value, size_t width, size_t height, cudaStream_t) {
+  for (size_t row = 0; row < height; ++row) memset(static_cast<char*>(target) + row * pitch, value, width);
+  return cudaSuccess;
+}
+
+cudaError_t cudaLaunchCooperativeKernel(const void* kernel, dim3 blocks, dim3 threads, void** arguments, size_t,
+                                        cudaStream_t) {
+  using SampledKernel = void(TreeAcceptSampledParams);  // the only ones that are launched so
+  auto* run = reinterpret_cast<SampledKernel*>(const_cast<void*>(kernel));
+  const auto* p = static_cast<const TreeAcceptSampledParams*>(arguments[0]);
+  emulator::run_together([=] { run(*p); }, blocks.x, static_cast<int>(threads.x));
+  return cudaSuccess;
+}
 
 int topk_tiles(const TopkTileParams* p) { return launch_topk_tiles(*p, nullptr); }
 int topk_merge(const TopkMergeParams* p) { return launch_topk_merge(*p, nullptr); }

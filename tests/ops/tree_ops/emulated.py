@@ -49,7 +49,8 @@ Accept = struct(
 )  # fmt: skip
 Sampled = struct(
     "Sampled",
-    tree=Accept, logits=P, logits_stride=L, temperature=P, top_k=P, top_p=P, min_p=P, uniforms=P, vocab=I, is_bf16=B,
+    tree=Accept, logits=P, logits_stride=L, temperature=P, top_k=P, top_p=P, min_p=P, uniforms=P, groups=P, blocks=I,
+    vocab=I, is_bf16=B,
 )  # fmt: skip
 Build = struct(
     "Build",
@@ -124,7 +125,7 @@ class Emulated:
         self._run("tree_accept", **given, **vars(out), batch=batch, width=width, columns=depth + 1)
         return out
 
-    def tree_accept_sampled(self, tokens, parents, logits, law, uniforms, *, out):
+    def tree_accept_sampled(self, tokens, parents, logits, law, uniforms, *, out, workspace):
         batch, width = tokens.shape
         fields = {"tokens": tokens, "parents": parents, **vars(out)}
         tree = Accept(
@@ -133,7 +134,9 @@ class Emulated:
         )  # fmt: skip
         row = {"logits": logits, "logits_stride": logits.stride(0), "vocab": logits.shape[1]}
         bf16 = logits.dtype == torch.bfloat16
-        self._run("tree_accept_sampled", tree=tree, **row, **vars(law), uniforms=uniforms, is_bf16=bf16)
+        self._run(
+            "tree_accept_sampled", tree=tree, **row, **vars(law), uniforms=uniforms, groups=workspace, is_bf16=bf16
+        )
         return out
 
     def kv_compact(self, table, slots, path, lengths):

@@ -15,6 +15,7 @@ from treeverify.ops import compiled
 from treeverify.ops.draft_topk.contract import Ranked, workspace_elements
 from treeverify.ops.feature_gather.contract import Gathered
 from treeverify.ops.kv_compact.contract import PoolTable
+from treeverify.ops.tree_accept import contract as accept_contract
 from treeverify.ops.tree_accept.contract import Accepted, LawTensors
 from treeverify.ops.tree_build.contract import DraftTrees
 from treeverify.ops.tree_mask.contract import TreeMasks
@@ -57,6 +58,8 @@ class Step:
         self.table = PoolTable.of(self.pools)
         self.workspace = torch.empty(workspace_elements(batch, depth, shape.vocab, shape.budget), dtype=torch.int64)
         self.workspace = self.workspace.to(device)
+        draws = accept_contract.workspace_elements(batch)
+        self.draw_workspace = torch.empty(draws, dtype=torch.int64, device=device)
         self.ranked = Ranked.empty(batch, depth, shape.budget, device)
         self.trees = DraftTrees.empty(batch, width, device)
         self.masks = TreeMasks.empty(batch, width, device)
@@ -75,7 +78,8 @@ class Step:
         tokens, parents = self.trees.tokens, self.trees.parents
         treeverify.tree_mask(parents, self.prefixes, out=self.masks)
         if self.shape.sampled:
-            treeverify.tree_accept_sampled(tokens, parents, self.target, self.law, self.uniforms, out=self.accepted)
+            given = (tokens, parents, self.target, self.law, self.uniforms)
+            treeverify.tree_accept_sampled(*given, out=self.accepted, workspace=self.draw_workspace)
         else:
             treeverify.tree_accept(tokens, parents, self.samples, depth=self.shape.depth, out=self.accepted)
         path, lengths = self.accepted.path, self.accepted.lengths

@@ -73,7 +73,15 @@ def flat(operator, arguments):
         "draft_topk_combine": ("shards",),
     }
     if operator == "tree_accept_sampled":
-        return [given["tokens"], given["parents"], given["logits"], *law, given["uniforms"], *outputs]
+        return [
+            given["tokens"],
+            given["parents"],
+            given["logits"],
+            *law,
+            given["uniforms"],
+            given["workspace"],
+            *outputs,
+        ]
     return [*(given[name] for name in orders[operator]), *outputs]
 
 

@@ -12,6 +12,7 @@ from treeverify.ops.draft_topk.contract import Ranked, workspace_elements
 from treeverify.ops.feature_gather.contract import Gathered
 from treeverify.ops.kv_compact.contract import PoolTable
 from treeverify.ops.tree_accept.contract import Accepted, LawTensors
+from treeverify.ops.tree_accept.contract import workspace_elements as draw_elements
 from treeverify.ops.tree_build.contract import DraftTrees
 from treeverify.ops.tree_mask.contract import TreeMasks
 
@@ -47,7 +48,8 @@ def good_call(operator: str) -> dict[str, object]:
         "tree_accept_sampled": {
             **tree, "logits": torch.zeros(BATCH * WIDTH, VOCAB),
             "law": LawTensors(torch.ones(BATCH), small(BATCH) + 9, torch.ones(BATCH), torch.zeros(BATCH)),
-            "uniforms": torch.zeros(BATCH, DEPTH + 1, dtype=torch.float64), "out": accepted,
+            "uniforms": torch.zeros(BATCH, DEPTH + 1, dtype=torch.float64),
+            "workspace": ints(draw_elements(BATCH)), "out": accepted,
         },
         "kv_compact": {
             "table": PoolTable.of([torch.zeros(20, 1, 8), torch.zeros(20, 1, 8)]), "slots": slots, "path": path,
@@ -108,6 +110,7 @@ CALLS = (
     ("tree_accept_sampled", "uniforms", torch.zeros(BATCH, DEPTH + 1), "uniforms: dtype: .*float32"),
     ("tree_accept_sampled", "law.temperature", torch.ones(BATCH, 1), r"(law\.)?temperature: rank"),
     ("tree_accept_sampled", "law.top_k", ints(BATCH), r"(law\.)?top_k: dtype"),
+    ("tree_accept_sampled", "workspace", torch.zeros(99), "workspace: dtype: .*float32"),
     ("kv_compact", "slots", torch.zeros(BATCH, WIDTH), "slots: dtype: .*float32"),
     ("kv_compact", "path", ints(BATCH, DEPTH + 1), "path: dtype: .*int64"),
     ("kv_compact", "lengths", small(BATCH + 1), "lengths: (shape|dimension 0)"),

@@ -43,9 +43,9 @@ def log_prob_error(exact: torch.Tensor, logit: torch.Tensor) -> torch.Tensor:
     A term of the sum errs relatively by 2^-23 (expf, 1 ulp) + 2^-24 * (peak - logit). The law's mean of peak - logit is
     its entropy minus ln(sum), so at most ln(2^23) = 16: 2^-24 * 18 = 1.1e-6 for the whole sum. A thread adds 16 terms
     to each of two sums and these to each other, then come 5 levels of a warp, 8 warps, up to 32 parts per lane and 5
-    levels, each with half an ulp: 67 * 2^-24 = 4.0e-6. A part is scaled by one more expf: 2^-23 and half an ulp, 0.2e-6.
-    Together below 6e-6, an absolute error of the logarithm. Then log, peak + log and logit - lse are rounded once each:
-    2^-23 of their sizes.
+    levels, each with half an ulp: 67 * 2^-24 = 4.0e-6. A part is scaled by one more expf: 2^-23 and half an ulp,
+    0.2e-6. Together below 6e-6, an absolute error of the logarithm. Then log, peak + log and logit - lse are rounded
+    once each: 2^-23 of their sizes.
     """
     lse = (logit.double() - exact).abs()
     return _SUM_ERROR + _ROUNDING * (2 * lse + exact.abs())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from treeverify.ops.tree_accept.contract import Accepted, LawTensors, check, check_sampled
+from treeverify.ops.tree_accept.contract import Accepted, LawTensors, check, check_sampled, workspace_elements
 from treeverify.ops.tree_accept.cuda import tree_accept_cuda, tree_accept_sampled_cuda
 from treeverify.ops.tree_accept.reference import tree_accept_reference, tree_accept_sampled_reference
 
@@ -50,6 +50,7 @@ def tree_accept_sampled(
     uniforms: torch.Tensor,
     *,
     out: Accepted | None = None,
+    workspace: torch.Tensor | None = None,
 ) -> Accepted:
     """Draw from the target's law at each node that the walk visits, and accept as ``tree_accept`` does.
 
@@ -60,7 +61,9 @@ def tree_accept_sampled(
         law: temperature, top-k, top-p and min-p per request; greedy and sampling requests may be mixed.
         uniforms: ``[batch, depth+1]`` float64 in [0, 1): column d is for nodes of depth d
             (``engine.randomness.uniforms(seed, position of the new token)``).
-        out: outputs of exactly these sizes; with it a call on a GPU allocates nothing.
+        out: outputs of exactly these sizes.
+        workspace: int64, ``contract.workspace_elements(batch)`` of them, any bytes; unused on a CPU. With ``out`` and
+            ``workspace`` a call on a GPU allocates nothing.
 
     Returns:
         ``out``, or new outputs. The law, and how exact it is: ``contract``.
@@ -69,12 +72,14 @@ def tree_accept_sampled(
         ContractError: before anything is written, naming operator, tensor, expected and got; values (ranges, NaN in a
             visited row) are examined on a CPU only.
     """
-    checker = check_sampled(tokens, parents, logits, law, uniforms, out)
+    checker = check_sampled(tokens, parents, logits, law, uniforms, out, workspace)
     if not checker.on_gpu:
         return _into(out, tree_accept_sampled_reference(tokens, parents, logits, law, uniforms))
     if out is None:
         out = Accepted.empty(tokens.shape[0], tokens.shape[1], uniforms.shape[1] - 1, tokens.device)
-    tree_accept_sampled_cuda(tokens, parents, logits, law, uniforms, out)
+    if workspace is None:
+        workspace = torch.empty(workspace_elements(tokens.shape[0]), dtype=torch.int64, device=tokens.device)
+    tree_accept_sampled_cuda(tokens, parents, logits, law, uniforms, workspace, out)
     return out
 
 

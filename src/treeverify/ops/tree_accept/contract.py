@@ -41,6 +41,8 @@ numerator and the total alike, so what is left is at most half of it: 1.3e-6; pl
 2^20 * 2^-41 = 0.5e-6 for the integers at the very largest vocabulary: below 2e-6.
 """
 NO_NODE, NO_TOKEN = -1, -1
+_GROUP_ELEMENTS = 98_832 // 8
+"""Workspace of one request's blocks, in int64."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +88,11 @@ class LawTensors:
     """``[batch]`` float32 in [0, 1]; 0 is off."""
 
 
+def workspace_elements(batch: int) -> int:
+    """Int64 elements of workspace that a sampled call on a GPU needs."""
+    return batch * _GROUP_ELEMENTS
+
+
 def check(
     tokens: torch.Tensor, parents: torch.Tensor, samples: torch.Tensor, depth: int, out: Accepted | None
 ) -> Checker:
@@ -103,6 +110,7 @@ def check_sampled(
     law: LawTensors,
     uniforms: torch.Tensor,
     out: Accepted | None,
+    workspace: torch.Tensor | None = None,
 ) -> Checker:
     """Check a sampled call (see ``api.tree_accept_sampled``); raises ``ContractError``. Reads no value of a tensor."""
     if not isinstance(uniforms, torch.Tensor) or uniforms.ndim != 2:
@@ -120,6 +128,11 @@ def check_sampled(
         ("min_p", torch.float32),
     ):
         checker.tensor(f"law.{name}", getattr(law, name), (dtype,), (batch,))
+    if workspace is not None:
+        checker.tensor("workspace", workspace, (torch.int64,), (None,))
+        least = workspace_elements(batch)
+        if checker.on_gpu and workspace.shape[0] < least:
+            raise checker.refuse("workspace: dimension 0", f">= {least}", workspace.shape[0])
     return checker
 
 

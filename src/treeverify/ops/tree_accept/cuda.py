@@ -20,9 +20,10 @@ def tree_accept_sampled_cuda(
     logits: torch.Tensor,
     law: LawTensors,
     uniforms: torch.Tensor,
+    workspace: torch.Tensor,
     out: Accepted,
 ) -> None:
     """As `tree_accept_cuda`, for ``api.tree_accept_sampled``."""
     run = compiled.function("tree_accept_sampled", tokens.device)
     law_tensors = (law.temperature, law.top_k, law.top_p, law.min_p)
-    run(tokens, parents, logits, *law_tensors, uniforms, out.path, out.lengths, out.new_tokens, out.bonus)
+    run(tokens, parents, logits, *law_tensors, uniforms, workspace, out.path, out.lengths, out.new_tokens, out.bonus)

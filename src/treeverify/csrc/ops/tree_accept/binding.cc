@@ -46,8 +46,9 @@ void tree_accept(TensorView tokens, TensorView parents, TensorView samples, Tens
 }
 
 void tree_accept_sampled(TensorView tokens, TensorView parents, TensorView logits, TensorView temperature,
-                         TensorView top_k, TensorView top_p, TensorView min_p, TensorView uniforms, TensorView path,
-                         TensorView lengths, TensorView new_tokens, TensorView bonus) {
+                         TensorView top_k, TensorView top_p, TensorView min_p, TensorView uniforms,
+                         TensorView workspace, TensorView path, TensorView lengths, TensorView new_tokens,
+                         TensorView bonus) {
   host::Arguments call("tree_accept_sampled");
   Sizes z;
   TreeAcceptSampledParams p{};
@@ -64,6 +65,13 @@ void tree_accept_sampled(TensorView tokens, TensorView parents, TensorView logit
   p.min_p = static_cast<const float*>(call.dense("min_p", min_p, {&z.batch}, {host::kFloat32}));
   p.uniforms = static_cast<const double*>(
       call.dense("uniforms", uniforms, {&z.batch, &z.columns}, {host::kFloat64}));
+  Dim elements("elements");
+  p.groups = call.dense("workspace", workspace, {&elements}, {host::kInt64});
+  const int64_t least = z.batch.value() * kDrawGroupBytes / static_cast<int64_t>(sizeof(int64_t));
+  if (elements.value() < least) {
+    host::refuse("tree_accept_sampled", "workspace: dimension 0 (elements)", ">= " + std::to_string(least),
+                 elements.value());
+  }
   call.run([&](cudaStream_t stream) { return launch_tree_accept_sampled(p, stream); });
 }
 

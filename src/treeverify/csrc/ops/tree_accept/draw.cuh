@@ -1,12 +1,12 @@
-// Draws a token from one row of logits under temperature, top-k, top-p and min-p, by one block.
+// Draws a token from one row of logits under temperature, top-k, top-p and min-p, by a group of blocks.
 //
 // Weights are exp((logit - peak) / temperature) in float32, as integers in units of 2^-40 of the largest: sums of them are
-// exact, so neither the order of summation nor the number of threads matters. Tokens rank by falling logit, equal logits
+// exact, so neither the order of summation nor the number of blocks matters. Tokens rank by falling logit, equal logits
 // by rising id; a filter keeps a run of the first ones, so it is given by its last logit and by how many of the tokens
 // with just that logit it keeps (Cut). That logit is found by counting (or weighing) tokens by their distance from the
 // peak, and then within the bin that the run ends in by the bits of the logit: a histogram by distance spreads well,
-// where leading bits would crowd into few bins. That bin's few logits are listed in shared memory; if they are too many,
-// the row is read again. The draw itself inverts the cumulative sum in token-id order.
+// where leading bits would crowd into few bins. That bin's few logits are listed, for every block in its shared memory; if
+// they are too many, the row is read again. The draw itself inverts the cumulative sum in token-id order.
 //
 // A thread loads kAhead logits before it uses the first: nothing else hides the latency of one block.
 #pragma once
@@ -17,15 +17,13 @@
 
 #include "device/block_scan.cuh"
 #include "device/order.cuh"
+#include "ops/tree_accept/draw_group.cuh"
 
 namespace treeverify {
 
-constexpr int kDrawThreads = 1024;
 constexpr int kDrawWarps = kDrawThreads / 32;
-constexpr int kDrawBins = 2048;
 constexpr int kSegment = kDrawThreads;        // tokens
 constexpr int kAhead = 8;
-constexpr int kListed = 3072;
 constexpr float kBinsPerLogit = 64.0f;        // the first histogram reaches 32 below the peak
 constexpr float kUnitsOfLargest = 0x1p40f;
 constexpr float kGreedyBelow = 1e-5f;
@@ -95,23 +93,35 @@ __device__ __forceinline__ void pick(DrawShared& s, uint64_t value, uint64_t tar
   __syncthreads();
 }
 
+__device__ __forceinline__ uint64_t warp_max(uint64_t value) {
+  for (int distance = 1; distance < 32; distance *= 2) {
+    const uint64_t other = __shfl_xor_sync(0xffffffffu, value, distance);
+    value = other > value ? other : value;
+  }
+  return value;
+}
+
 // The highest logit, the lowest id among equals: ordered bits (high) and complement of the id (low), in all threads.
 template <class T>
-__device__ __forceinline__ uint64_t best_token(DrawShared& s, const T* row, int vocab) {
+__device__ __forceinline__ uint64_t best_token(DrawShared& s, Team& team, const T* row) {
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
   uint64_t best = 0;
-  each_token(row, static_cast<int>(threadIdx.x), kDrawThreads, vocab, [&](int token, float x) {
+  each_token(row, team.first + thread, kDrawThreads, team.end, [&](int token, float x) {
     const uint64_t key = static_cast<uint64_t>(ordered_bits(x)) << 32 | ~static_cast<uint32_t>(token);
     best = key > best ? key : best;
   });
-  for (int distance = 1; distance < 32; distance *= 2) {
-    const uint64_t other = __shfl_xor_sync(0xffffffffu, best, distance);
-    best = other > best ? other : best;
+  best = warp_max(best);
+  if (lane == 0) s.best[thread / 32] = best;
+  __syncthreads();
+  best = warp_max(s.best[lane]);
+  if (team.alone()) {
+    __syncthreads();
+    return best;
   }
-  if (threadIdx.x % 32 == 0) s.best[threadIdx.x / 32] = best;
-  __syncthreads();
-  for (int warp = 0; warp < kDrawWarps; ++warp) best = s.best[warp] > best ? s.best[warp] : best;
-  __syncthreads();
-  return best;
+  uint64_t* all = team.group->best[team.meetings % 2];
+  if (thread == 0) all[team.index] = best;
+  team.meet();
+  return warp_max(lane < team.blocks ? __ldcg(&all[lane]) : 0);
 }
 
 // Finer and finer bins of the logits; a larger logit never has a later bin.
@@ -160,6 +170,44 @@ __device__ __forceinline__ uint64_t mass_of(const DrawShared& s, int bin) {
   return static_cast<uint64_t>(s.mass_high[bin]) << 32 | s.mass_low[bin];
 }
 
+// Makes the block's bins those of the whole group.
+__device__ __forceinline__ void merge_bins(DrawShared& s, Team& team) {
+  if (team.alone()) return;
+  const int thread = static_cast<int>(threadIdx.x), used = static_cast<int>(team.meetings % kHistograms);
+  uint32_t* counts = team.group->counts[used];
+  auto* masses = reinterpret_cast<unsigned long long*>(team.group->masses[used]);
+  for (int bin = thread; bin < kDrawBins; bin += kDrawThreads) {
+    if (s.counts[bin] == 0) continue;
+    atomicAdd(&counts[bin], s.counts[bin]);
+    atomicAdd(&masses[bin], static_cast<unsigned long long>(mass_of(s, bin)));
+  }
+  team.meet();
+  for (int bin = thread; bin < kDrawBins; bin += kDrawThreads) {
+    const uint64_t mass = __ldcg(&masses[bin]);
+    s.counts[bin] = __ldcg(&counts[bin]);
+    s.mass_low[bin] = static_cast<uint32_t>(mass);
+    s.mass_high[bin] = static_cast<uint32_t>(mass >> 32);
+  }
+  __syncthreads();
+}
+
+// Lists the logits of the first histogram's bin `distance`, of all blocks, in s.list: `inside` of them. `each` as above,
+// for the block's tokens; to be called right after the histogram was merged.
+template <class Each>
+__device__ __forceinline__ void list_bin(DrawShared& s, Team& team, const Each& each, const Law& law, int distance,
+                                         int inside, bool by_mass) {
+  const int last = static_cast<int>((team.meetings - 1) % kHistograms);
+  int* listed = team.alone() ? &s.listed : reinterpret_cast<int*>(&team.group->listed[last]);
+  float* list = team.alone() ? s.list : team.group->list;
+  each([&](float x) {
+    if (distance_bin(x, law.peak) != distance || (by_mass && law.weight(x) == 0)) return;
+    list[atomicAdd(listed, 1)] = x;
+  });
+  if (team.alone()) return;
+  team.meet();
+  for (int i = static_cast<int>(threadIdx.x); i < inside; i += kDrawThreads) s.list[i] = __ldcg(&list[i]);
+}
+
 // The bin in which the sum (of tokens, or of weights) over the bins reaches `target`: s.bin, the tokens inside it, and the
 // sum and the weight before it, there for all threads.
 __device__ __forceinline__ void find_bin(DrawShared& s, bool by_mass, uint64_t target) {
@@ -190,14 +238,15 @@ __device__ __forceinline__ uint64_t wanted_mass(DrawShared& s, const Law& law, u
 // Where a run of the first tokens ends: after `top_k` of them, or (`by_mass`) once their weight is top_p of `whole` (0: of
 // all tokens'). The run exists: top_k < vocab, or top_p <= 1.
 template <class T>
-__device__ __forceinline__ Cut find_cut(DrawShared& s, const T* row, int vocab, const Law& law, bool by_mass,
+__device__ __forceinline__ Cut find_cut(DrawShared& s, Team& team, const T* row, const Law& law, bool by_mass,
                                         uint64_t whole) {
   const int thread = static_cast<int>(threadIdx.x);
   const auto whole_row = [&](auto use) {
-    each_token(row, thread, kDrawThreads, vocab, [&](int, float x) { use(x); });
+    each_token(row, team.first + thread, kDrawThreads, team.end, [&](int, float x) { use(x); });
   };
   Level level{-1, 0, 0, 21};
   fill_bins(s, whole_row, law, level, by_mass);
+  merge_bins(s, team);
   uint64_t target = by_mass ? wanted_mass(s, law, whole) : static_cast<uint64_t>(law.top_k);
   find_bin(s, by_mass, target);
   level.distance = s.bin;
@@ -205,12 +254,7 @@ __device__ __forceinline__ Cut find_cut(DrawShared& s, const T* row, int vocab, 
   uint64_t mass = s.mass_before;  // of what lies before the bin that the run ends in
   const int inside = s.inside;
   const bool short_list = inside <= kListed;
-  if (short_list) {
-    whole_row([&](float x) {
-      if (distance_bin(x, law.peak) != level.distance || (by_mass && law.weight(x) == 0)) return;
-      s.list[atomicAdd(&s.listed, 1)] = x;
-    });
-  }
+  if (short_list) list_bin(s, team, whole_row, law, level.distance, inside, by_mass);
   const auto list = [&](auto use) {
     for (int i = thread; i < inside; i += kDrawThreads) use(s.list[i]);
   };
@@ -220,6 +264,7 @@ __device__ __forceinline__ Cut find_cut(DrawShared& s, const T* row, int vocab, 
       fill_bins(s, list, law, level, by_mass);
     } else {
       fill_bins(s, whole_row, law, level, by_mass);
+      merge_bins(s, team);
     }
     find_bin(s, by_mass, target);
     target -= s.before;
@@ -236,22 +281,27 @@ __device__ __forceinline__ Cut find_cut(DrawShared& s, const T* row, int vocab, 
 
 // What the filters keep: top-k, then top-p of its weight.
 template <class T>
-__device__ __forceinline__ Cut filter(DrawShared& s, const T* row, int vocab, const Law& law) {
+__device__ __forceinline__ Cut filter(DrawShared& s, Team& team, const T* row, int vocab, const Law& law) {
   Cut cut;
-  if (law.top_k < vocab) cut = find_cut(s, row, vocab, law, false, 0);
-  if (law.top_p < 1.0f) cut = find_cut(s, row, vocab, law, true, cut.mass);
+  if (law.top_k < vocab) cut = find_cut(s, team, row, law, false, 0);
+  if (law.top_p < 1.0f) cut = find_cut(s, team, row, law, true, cut.mass);
   return cut;
 }
 
-// Weight and tokens at the cut of each segment, to s.segments and s.counts: one warp per segment.
+// Weight and tokens at the cut of each segment of the row, to s.segments and s.counts. A warp takes kAhead * 32 tokens at
+// a time.
 template <class T>
-__device__ __forceinline__ void weigh_segments(DrawShared& s, const T* row, int vocab, const Law& law, const Cut& cut) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  for (int segment = static_cast<int>(threadIdx.x) / 32; segment * kSegment < vocab; segment += kDrawWarps) {
+__device__ __forceinline__ void weigh_segments(DrawShared& s, Team& team, const T* row, int vocab, const Law& law,
+                                               const Cut& cut) {
+  constexpr int kStretch = 32 * kAhead;
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
+  s.segments[thread] = 0;
+  s.counts[thread] = 0;
+  __syncthreads();
+  for (int begin = team.first + thread / 32 * kStretch; begin < team.end; begin += kDrawWarps * kStretch) {
     uint64_t mass = 0;
     unsigned equal = 0;
-    const int begin = segment * kSegment;
-    each_token(row, begin + lane, 32, begin + kSegment < vocab ? begin + kSegment : vocab, [&](int, float x) {
+    each_token(row, begin + lane, 32, min(begin + kStretch, team.end), [&](int, float x) {
       const uint32_t bits = ordered_bits(x);
       if (bits > cut.bits) mass += law.kept_weight(x);
       equal += bits == cut.bits;
@@ -259,19 +309,30 @@ __device__ __forceinline__ void weigh_segments(DrawShared& s, const T* row, int 
     for (int distance = 1; distance < 32; distance *= 2) mass += __shfl_xor_sync(0xffffffffu, mass, distance);
     equal = __reduce_add_sync(0xffffffffu, equal);
     if (lane == 0) {
-      s.segments[segment] = mass;
-      s.counts[segment] = equal;
+      atomicAdd(reinterpret_cast<unsigned long long*>(&s.segments[begin / kSegment]), static_cast<unsigned long long>(mass));
+      atomicAdd(&s.counts[begin / kSegment], equal);
     }
   }
   __syncthreads();
+  if (team.alone()) return;
+  const int token = thread * kSegment;
+  if (token >= team.first && token < team.end) {
+    team.group->segments[thread] = s.segments[thread];
+    team.group->ties[thread] = s.counts[thread];
+  }
+  team.meet();
+  if (token < vocab) {
+    s.segments[thread] = __ldcg(&team.group->segments[thread]);
+    s.counts[thread] = __ldcg(&team.group->ties[thread]);
+  }
 }
 
 // The first token, by id, at which the cumulative weight of what is kept exceeds `uniform` times the whole.
 template <class T>
-__device__ __forceinline__ int draw(DrawShared& s, const T* row, int vocab, const Law& law, const Cut& cut,
+__device__ __forceinline__ int draw(DrawShared& s, Team& team, const T* row, int vocab, const Law& law, const Cut& cut,
                                     double uniform) {
   const int thread = static_cast<int>(threadIdx.x);
-  weigh_segments(s, row, vocab, law, cut);
+  weigh_segments(s, team, row, vocab, law, cut);
   const uint64_t at_cut = cut.bits == 0 ? 0 : law.kept_weight(from_ordered_bits(cut.bits));
   const bool there = thread * kSegment < vocab;
   const uint64_t equal = there ? s.counts[thread] : 0;

@@ -7,6 +7,7 @@ namespace treeverify {
 
 constexpr int kMaxAcceptWidth = 257;
 constexpr int64_t kMaxVocab = int64_t{1} << 20;
+constexpr int64_t kDrawGroupBytes = 98832;  // of workspace, for each request of a sampled walk
 
 struct TreeAcceptParams {
   const int64_t* tokens;   // [batch, width]
@@ -30,6 +31,8 @@ struct TreeAcceptSampledParams {
   const float* top_p;        // [batch]
   const float* min_p;        // [batch]
   const double* uniforms;    // [batch, columns]
+  void* groups;              // DrawGroup [batch], any bytes
+  int32_t blocks;            // for each request; the launch sets it
   int32_t vocab;
   bool is_bf16;
 };
