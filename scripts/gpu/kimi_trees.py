@@ -4,14 +4,16 @@ The target is kimi_rank.py's; the drafter is random, with an eighth of the publi
 the target's, 8 KV heads of 128 (huggingface.co/z-lab/Kimi-K2.5-DFlash; github.com/tenstorrent/tt-metal/pull/50235),
 blocks of 8. Its query heads (64) and the width of its MLP (the target's dense one) are assumed.
 
-ACCEPTANCE IS SIMULATED: every step accepts a drawn number of tokens, on average what the packaged model had in
-benchmarks/results/sglang-live-ddtree.json; so are the experts, drawn for each token as if trained ones were even
+ACCEPTANCE IS SIMULATED: every step accepts a drawn number of tokens, on average what the packaged model's drafter has
+on free-running texts in benchmarks/results/acceptance.jsonl. So are the experts, drawn evenly for each token
 (SGLANG_SIMULATE_UNIFORM_EXPERTS), or wide trees would cost nothing in the MoE. Tokens per second follow from both; the
-time of a step, which is in the record too, does not depend on how many tokens are accepted.
+time of a step does not depend on how many tokens are accepted, so the record has tokens per second at the same file's
+teacher-forced lengths as well, which are lower.
 
 Sides, all on the GPU at once, in turns, each point in five windows: plain (Triton), dflash-on (the chain on our
-kernel), dflash-fa3, ddtree17. Batches of 1, 4 and 16 at 2k and 30k. Run by sglang_live.sh with LIVE=kimi_trees.py;
-writes kimi_trees.json after every point; exit status 1 if something was not measured.
+kernel), dflash-fa3, trees of 8, 16, 32 and 64 nodes beside the root. Batches of 1, 4 and 16 at 2k and 30k. Run by
+sglang_live.sh with LIVE=kimi_trees.py; writes kimi_trees.json after every point; exit status 1 if something was not
+measured.
 """
 
 from __future__ import annotations
@@ -29,17 +31,18 @@ from ddtree_servers import AT_ONCE, Pair, flags, servers_of
 from kimi_rank import SPARE, TP, VOCABULARY, geometry, split
 from live_part import Part
 from live_server import Server, has_fa3, running
-from live_windows import STEPS, Side, medians, prompts_of, ratio, rotate, trace
+from live_windows import STEPS, Side, Windows, medians, prompts_of, ratio, rotate, trace
 
-RECORD = Path(__file__).resolve().parents[2] / "benchmarks/results/sglang-live-ddtree.json"
-SIDES = ("plain", "dflash-on", "dflash-fa3", "ddtree17")
+RECORD = Path(__file__).resolve().parents[2] / "benchmarks/results/acceptance.jsonl"
 BASES = ("plain", "dflash-on", "dflash-fa3")
+TREES = {f"ddtree{budget + 1}": budget for budget in (8, 16, 32, 64)}
+DEFAULT = (*BASES, "ddtree17")
 BATCHES = (1, 4, AT_ONCE)
 DRAFT_LAYERS = 6
 REACHED = 0.9
 """Of the simulated acceptance: trees that end earlier, and the last step of a text, may cost a tenth."""
-SHARPNESS = 16.0
-"""Standard deviation of the drafter's logits: trees of 17 nodes then reach the depths that are drawn, with branches."""
+SHARPNESS = 12.0
+"""Standard deviation of the drafter's logits: trees then reach the drawn lengths, and about half of the paths move."""
 DUMMY = 1e-3 / 3**0.5
 """Standard deviation of SGLang's dummy weights, which are even between -1e-3 and 1e-3."""
 
@@ -65,10 +68,10 @@ def drafter(folder: Path, layers: int, context: int, share: int = TP) -> dict[st
     return {"layers": DRAFT_LAYERS, "features": sizes.features, "block": live_models.BLOCK}
 
 
-def lengths() -> dict[str, float]:
-    """Tokens per step of chain and tree in the committed record, by the algorithm's name."""
-    tokens = json.loads(RECORD.read_text())["tokens"]
-    return {name: tokens[name]["alone"]["acceptance"]["tokens_per_step"] for name in ("dflash", "ddtree17")}
+def lengths(texts: str = "free_running") -> dict[str, float]:
+    """Tokens per step of the chain and the trees in the committed record, by the algorithm's name."""
+    walk = json.loads(RECORD.read_text().splitlines()[-1])["measures"]["walk"][texts]
+    return {"dflash": walk["chain"]} | {name: walk[str(budget)] for name, budget in TREES.items()}
 
 
 def simulated(mode: str) -> dict[str, str]:
@@ -93,15 +96,15 @@ def main() -> int:
     """Start the servers, measure each point, write the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--sides", default=",".join(SIDES))
+    parser.add_argument("--sides", default=",".join(DEFAULT))
     parser.add_argument("--layers", type=int, default=5, help="5 for four sides at once, 7 for three")
     parser.add_argument("--prefixes", default="2048,30000")
     parser.add_argument("--windows", type=int, default=5)
     parser.add_argument("--startup", type=float, default=180)
     parser.add_argument("--seconds", type=float, default=290)
     options = parser.parse_args()
-    if unknown := set(options.sides.split(",")) - set(SIDES):
-        parser.error(f"expected sides of {', '.join(SIDES)}; got {', '.join(sorted(unknown))}")
+    if unknown := set(options.sides.split(",")) - {*BASES, *TREES}:
+        parser.error(f"expected sides of {', '.join([*BASES, *TREES])}; got {', '.join(sorted(unknown))}")
     record = options.out / "kimi_trees.json"
     part = Part("kimi_trees", record, live_part.new_folder(), startup=options.startup, seconds=options.seconds)
     return int(live_part.run(part, lambda part: measure(part, options)))
@@ -126,7 +129,7 @@ def measure(part: Part, options: argparse.Namespace) -> None:
     with running(part, [server for server in servers.values() if server not in rivals], rivals) as up:
         sides = {name: Side(server) for name, server in servers.items() if server not in rivals or server in up}
         prompts = points(part, sides, prefixes, options.windows)
-        part.keep("ddtree", servers["ddtree17"].state("ddtree") if "ddtree17" in sides else None)
+        part.keep("ddtree", {name: servers[name].state("ddtree") for name in sides if name in TREES})
         part.found["profiles"] = {}
         for name, side in sides.items():
             events = trace(side, part.folder / f"trace_{name}", prompts, 6, SPARE - 64)
@@ -153,20 +156,26 @@ def points(part: Part, sides: dict[str, Side], prefixes: list[int], rounds: int)
                 part.failures.append(f"not reached for want of time: prefix {prefix}, batch {batch}")
                 continue
             windows = rotate(sides, every[prefix][:batch], 0.3, SPARE - 64, rounds)
-            found.append({"prefix": prefix, "batch": batch} | table(windows) | {"windows": windows})
+            found.append({"prefix": prefix, "batch": batch} | table(windows, batch) | {"windows": windows})
             part.keep("points", found)
             print(json.dumps({k: v for k, v in found[-1].items() if k != "windows"}), flush=True)
             part.failures += short(f"{prefix}, batch {batch}", found[-1]["sides"])
     return every[prefixes[-1]][:1]
 
 
-def table(windows: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
-    """Medians of each side; tokens per second, and time of a step, of every other over plain and the chains."""
+def table(windows: Windows, batch: int) -> dict[str, Any]:
+    """Medians of each side; its tokens per second and steps over the bases'; tokens per second at other lengths."""
     bases = [base for base in BASES if base in windows]
     found: dict[str, Any] = {"sides": medians(windows)}
     for key in ("tokens_per_second", "step_ms"):
         pairs = {base: {way: ratio(windows, base, way, key) for way in windows if way != base} for base in bases}
         found[f"{key}_over"] = pairs
+    for texts in ("free_running", "forced_argmax"):
+        known = lengths(texts)
+        found[f"derived_tokens_per_second_{texts}"] = {
+            name: batch * known.get(name.split("-")[0], 1.0) / side["step_ms"] * 1e3
+            for name, side in found["sides"].items()
+        }
     return found
 
 

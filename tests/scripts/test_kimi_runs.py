@@ -28,15 +28,18 @@ def small(live: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> SimpleNames
 
 
 def test_every_side_accepts_what_is_simulated(small: SimpleNamespace, part: Any) -> None:
-    options = SimpleNamespace(sides=",".join(small.trees.SIDES), layers=7, prefixes="64,96", windows=5)
+    options = SimpleNamespace(sides=",".join(small.trees.DEFAULT), layers=7, prefixes="64,96", windows=5)
     assert not small.run(part, lambda part: small.trees.measure(part, options)), part.failures
     found = record(part)["found"]
     assert [(point["prefix"], point["batch"]) for point in found["points"]] == [(64, 1), (64, 2), (96, 1), (96, 2)]
     point = found["points"][0]
-    assert set(point["sides"]) == set(small.trees.SIDES)
+    assert set(point["sides"]) == set(small.trees.DEFAULT)
     assert set(point["tokens_per_second_over"]["dflash-fa3"]) == {"plain", "dflash-on", "ddtree17"}
     assert set(point["step_ms_over"]) == {"plain", "dflash-on", "dflash-fa3"}
-    assert point["sides"]["ddtree17"]["tokens_per_step"] == pytest.approx(6, rel=0.1)
+    assert point["sides"]["ddtree17"]["tokens_per_step"] == pytest.approx(5.5, rel=0.1)
+    forced = point["derived_tokens_per_second_forced_argmax"]
+    assert forced["ddtree17"] < point["derived_tokens_per_second_free_running"]["ddtree17"]
+    assert forced["plain"] == pytest.approx(1e3 / point["sides"]["plain"]["step_ms"])
     assert point["sides"]["plain"]["tokens_per_step"] == 1
     assert found["simulated_acceptance"] == small.trees.lengths()
     for name, profile in found["profiles"].items():
@@ -71,12 +74,12 @@ def test_what_is_simulated_is_the_committed_record_s(small: SimpleNamespace) -> 
 
 def test_a_side_that_accepts_less_is_told(small: SimpleNamespace) -> None:
     sides = {
-        "ddtree17": {"fewest_steps": 11, "tokens_per_step": 5.0},
+        "ddtree17": {"fewest_steps": 11, "tokens_per_step": 4.0},
         "plain": {"fewest_steps": 12, "tokens_per_step": 1},
     }
     steps, accepted = small.trees.short("2k", sides)
     assert "2k ddtree17: windows of 11 steps" in steps
-    assert "5.00 tokens a step, simulated 6.27" in accepted
+    assert "4.00 tokens a step, simulated 5.50" in accepted
 
 
 def test_two_ranks(small: SimpleNamespace, part: Any) -> None:
