@@ -65,6 +65,7 @@ def drafter(folder: Path, layers: int, context: int, share: int = TP) -> dict[st
         output_gain=SHARPNESS / (hidden**0.5 * DUMMY),
     )
     live_models.dflash(folder, sizes, "cuda" if torch.cuda.is_available() else "cpu")
+    torch.cuda.empty_cache()  # the servers need it
     return {"layers": DRAFT_LAYERS, "features": sizes.features, "block": live_models.BLOCK}
 
 

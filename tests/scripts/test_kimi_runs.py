@@ -82,6 +82,18 @@ def test_a_side_that_accepts_less_is_told(small: SimpleNamespace) -> None:
     assert "4.00 tokens a step, simulated 5.50" in accepted
 
 
+def test_plans_name_sides_that_exist(small: SimpleNamespace) -> None:
+    named = []
+    for plan in Path(small.trees.__file__).parent.glob("*.plan"):
+        for line in plan.read_text().splitlines():
+            words = line.split()
+            if "LIVE=kimi_trees.py" in words:
+                named += words[words.index("--sides") + 1].split(",")
+            if "LIVE=kimi_tp.py" in words:
+                assert len(words[2].split(",")) == int(words[words.index("--tp") + 1])
+    assert set(named) == {*small.trees.BASES, *small.trees.TREES}
+
+
 def test_two_ranks(small: SimpleNamespace, part: Any) -> None:
     options = SimpleNamespace(tp=2, layers=7, algorithms="ngram,ddtree17", prefixes="64,96", windows=5)
     assert not small.run(part, lambda part: small.ranks.measure(part, options)), part.failures
