@@ -27,12 +27,12 @@ from kimi_trees import calls_of, drafter, lengths, simulated
 from live_part import Part
 from live_server import NGRAM, Server, running, summary
 from live_tokens import faults, switches
-from live_windows import prompts_of
+from live_windows import Side, length, prompts_of, window
 
 ALGORITHMS = ("ngram", "ddtree17")
 LAYERS_PER_GPU = 3
 """And one without experts: one layer's experts are 33.8 GB in bf16."""
-VALIDATED = 96
+VALIDATED = 32
 """Tokens of a text that is written in validate."""
 
 
@@ -74,9 +74,7 @@ def measure(part: Part, options: argparse.Namespace) -> None:
             for prefix in prefixes:
                 found["points"].append(point(part, server, prefix, options.windows, calls))
                 part.write()
-            found["switched_at"] = switches(
-                server, prompts_of(prefixes[0], 1, VOCABULARY)[0], options.tp, part.failures
-            )
+            found["switched_at"] = switched(part, server, prefixes[0], options.tp)
             found["ranks"] = summary(server.state())
             found["log"] = server.notes()
             part.failures += [f"{server.name}: {fault}" for fault in disagreements(found["ranks"], options.tp)]
@@ -105,6 +103,15 @@ def point(part: Part, server: Server, prefix: int, rounds: int, calls: int) -> d
     server.switch("off")
     print(json.dumps({k: v for k, v in found.items() if k not in ("windows", "validate")}), flush=True)
     return found
+
+
+def switched(part: Part, server: Server, prefix: int, tp: int) -> list[dict[int, int]]:
+    """Switches in the middle of texts that take a second in ``on``, the fastest mode."""
+    prompts = prompts_of(prefix, 1, VOCABULARY)
+    server.switch("on")
+    tokens = length(window(Side(server), prompts, 64), 1.0, SPARE - 64)
+    server.switch("off")
+    return switches(server, prompts[0], tp, part.failures, tokens)
 
 
 def disagreements(rows: list[dict[str, Any]], ranks: int) -> list[str]:
