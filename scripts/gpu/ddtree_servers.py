@@ -49,7 +49,7 @@ def config(model: Path) -> dict[str, Any]:
 def flags(mode: str, drafter: Path) -> tuple[list[str], str]:
     """Flags of a server and its KDTREE_VERIFY: plain, dflash[-on|-fa3], ddtreeN[-triton][-sync], N nodes with the root.
 
-    A last ``-tp2`` spreads any of them over two GPUs.
+    ``autoN`` is ddtreeN with widths by cost. A last ``-tp2`` spreads any of them over two GPUs.
     """
     name, *options = mode.split("-")
     ranks = ["--tp-size", "2"] if "tp2" in options else []
@@ -61,7 +61,7 @@ def flags(mode: str, drafter: Path) -> tuple[list[str], str]:
     if name == "dflash":
         algorithm = ["--speculative-algorithm", "DFLASH"]
     else:
-        nodes = name.removeprefix("ddtree")
+        nodes = name.removeprefix("ddtree").removeprefix("auto")
         algorithm = ["--speculative-algorithm", "DDTREE", "--speculative-num-draft-tokens", nodes]
     sync = ["--disable-overlap-schedule"] if "sync" in options else []
     return [*attention, *draft, *algorithm, *sync, *ranks], "on" if ours else "off"
@@ -77,6 +77,8 @@ def servers_of(
         share = ["--max-running-requests", str(AT_ONCE), "--mem-fraction-static", "0.7"]
         every = [*given, *share, *pair.sizes, *BY_KIND[part.kinds[0]]]
         settings = {"KDTREE_VERIFY": verify, "KDTREE_VERIFY_ALLOW": verify} | environment
+        if mode.startswith("auto"):
+            settings["KDTREE_BUDGET"] = "auto"
         found[mode] = Server(mode, pair.target, slot + number, part.folder, every, **settings)
     return found
 

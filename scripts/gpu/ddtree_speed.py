@@ -6,6 +6,7 @@ import json
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,9 @@ from live_windows import ROUNDS, STEPS, Side, Windows, is_ours, medians, prompts
 
 TREES = ("ddtree9", "ddtree17", "ddtree33", "ddtree65")
 """Budgets of 8, 16, 32 and 64 nodes beside the root."""
+AUTO = "auto65"
+AUTO_FLOOR = 0.97
+"""Of the tokens per second of the best of plain decoding, the chain and the trees."""
 BATCHES = (1, 4, AT_ONCE)
 PREFIX = 1024
 LONG = 32768
@@ -43,13 +47,22 @@ def speed32k(part: Part, choice: Choice) -> None:
 
 
 def _windows(part: Part, pair: Pair, prompts: list[list[int]], most: int) -> None:
-    """Every way in turns, at each batch; ratios to plain and to the chain on our kernel."""
+    """Every way in turns, at each batch; ratios to plain and to the chain on our kernel; widths by cost to the best.
+
+    The server that measures costs at its start comes up when the others are idle.
+    """
     servers = servers_of(part, ["plain", "dflash-on", *TREES, *(["dflash-fa3"] if has_fa3() else [])], pair)
     if "dflash-fa3" not in servers:
         part.failures.append("fa3: its library is not in the bundle")
     rivals = [server for name, server in servers.items() if name == "dflash-fa3"]
-    with running(part, [server for server in servers.values() if server not in rivals], rivals) as up:
+    with ExitStack() as stack:
+        needed = [server for server in servers.values() if server not in rivals]
+        up = stack.enter_context(running(part, needed, rivals))
         sides = {name: Side(server) for name, server in servers.items() if server not in rivals or server in up}
+        auto = servers_of(part, [AUTO], pair, slot=len(servers))[AUTO]
+        if stack.enter_context(running(part, [], [auto])):
+            sides[AUTO] = Side(auto)
+            part.keep("notes_auto", auto.notes())
         points: list[dict[str, Any]] = []
         for number, batch in enumerate(BATCHES):
             budget = part.left() / (len(BATCHES) - number)
@@ -59,20 +72,37 @@ def _windows(part: Part, pair: Pair, prompts: list[list[int]], most: int) -> Non
             windows = rotate(sides, prompts[:batch], seconds_of(budget * 0.85, len(sides)), most)
             points.append({"prefix": len(prompts[0]), "batch": batch} | _table(windows) | {"windows": windows})
             part.keep("points", points)
+            trees = (name for name in sides if name in (*TREES, AUTO))
+            part.keep("ddtree", {name: sides[name].server.state("ddtree") for name in trees})
             print(json.dumps({k: v for k, v in points[-1].items() if k != "windows"}), flush=True)
+            part.failures += judge_auto(batch, points[-1])
             part.failures += [
                 f"batch {batch} {name}: windows of {side['fewest_steps']} steps, expected at least {STEPS}"
                 for name, side in points[-1]["sides"].items()
                 if side["fewest_steps"] < STEPS
             ]
-        part.keep("ddtree", {name: servers[name].state("ddtree") for name in TREES})
 
 
 def _table(windows: Windows) -> dict[str, Any]:
-    """Medians, and tokens per second of each way over plain and over the chain; trees that lose are named."""
+    """Medians; tokens per second of each way over plain and the chain, of ``AUTO`` over the best; trees that lose."""
     over = {base: {way: ratio(windows, base, way) for way in windows if way != base} for base in ("plain", "dflash-on")}
     lose = [way for way in TREES if any(found[way]["high"] < 1 for found in over.values())]
-    return {"sides": medians(windows), "tokens_over": over, "trees_that_lose": lose}
+    found = {"sides": medians(windows), "tokens_over": over, "trees_that_lose": lose}
+    if AUTO in windows:
+        best = max(("plain", "dflash-on", *TREES), key=lambda way: found["sides"][way]["tokens_per_second"])
+        found["auto_over_best"] = {"best": best, "aim": AUTO_FLOOR} | ratio(windows, best, AUTO)
+    return found
+
+
+def judge_auto(batch: int, point: dict[str, Any]) -> list[str]:
+    """A failure unless the whole interval of ``auto_over_best`` is at or above the floor."""
+    found = point.get("auto_over_best")
+    if found is None:
+        return [f"batch {batch}: {AUTO} is not there"]
+    if found["low"] >= found["aim"]:
+        return []
+    interval = f"{found['ratio']:.3f} ({found['low']:.3f} to {found['high']:.3f})"
+    return [f"batch {batch}: {AUTO} over {found['best']}: {interval}, aim {found['aim']}"]
 
 
 def gap(part: Part, choice: Choice) -> None:

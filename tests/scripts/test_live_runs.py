@@ -151,12 +151,42 @@ def test_gap_and_waits(live: SimpleNamespace, part: Any) -> None:
 def test_ddtree_windows_and_kimi(live: SimpleNamespace, part: Any) -> None:
     live.live_part.run(part, lambda part: live.ddtree_speed.speed(part, None))
     (point,) = record(part)["found"]["points"]
-    assert set(point["tokens_over"]["plain"]) == {"dflash-on", *live.ddtree_speed.TREES}
+    auto, trees = live.ddtree_speed.AUTO, live.ddtree_speed.TREES
+    assert set(point["tokens_over"]["plain"]) == {"dflash-on", *trees, auto}
+    judged = point["auto_over_best"]
+    assert judged["best"] in ("plain", "dflash-on", *trees)
+    assert judged["low"] < judged["ratio"] < judged["high"]
+    assert set(record(part)["found"]["ddtree"]) == {*trees, auto}
+    part.failures = [failure for failure in part.failures if not failure.startswith(f"batch 2: {auto} over")]
     options = SimpleNamespace(prefixes="64", layers=4, windows=5)
     live.live_part.run(part, lambda part: live.kimi_rank.measure(part, options))
     (point,) = record(part)["found"]["points"]
     assert point["on"]["profile"]["steps"] == 6
     assert part.failures == ["fa3: its library is not in the bundle"]
+
+
+def test_widths_by_cost_are_judged_by_the_whole_interval(live: SimpleNamespace) -> None:
+    judged = {"best": "ddtree17", "aim": 0.97, "ratio": 0.99, "low": 0.97, "high": 1.01}
+    assert live.ddtree_speed.judge_auto(4, {"auto_over_best": judged}) == []
+    judged["low"] = 0.969
+    (failure,) = live.ddtree_speed.judge_auto(4, {"auto_over_best": judged})
+    assert failure == "batch 4: auto65 over ddtree17: 0.990 (0.969 to 1.010), aim 0.97"
+    assert live.ddtree_speed.judge_auto(4, {}) == ["batch 4: auto65 is not there"]
+
+
+def test_only_the_server_with_widths_by_cost_is_told_so(
+    live: SimpleNamespace, part: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings: dict[str, Any] = {}
+
+    def server(name: str, *_: Any, **environment: str) -> None:
+        settings[name] = environment.get("KDTREE_BUDGET")
+
+    monkeypatch.setattr(live.ddtree_servers, "Server", server)
+    live.ddtree_servers.servers_of(part, ["plain", "dflash-on", "ddtree65", "auto65"])
+    assert settings == {"plain": None, "dflash-on": None, "ddtree65": None, "auto65": "auto"}
+    given = [live.ddtree_servers.flags(mode, Path("draft")) for mode in ("ddtree65", "auto65")]
+    assert given[0] == given[1]
 
 
 @pytest.mark.slow

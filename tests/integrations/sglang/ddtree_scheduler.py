@@ -154,6 +154,7 @@ class Server:
     def run_ahead(self) -> None:
         """As `run`, with SGLang's overlapping loop: a step is launched before the last one's result is looked at."""
         scheduler, polls = self.scheduler, iter(range(STEPS_LIMIT))
+        scheduler.gracefully_exit = False
 
         def ingest() -> None:
             over = all(request.finished() for request in self.requests)

@@ -122,6 +122,13 @@ def test_what_cannot_be_simulated_is_refused_by_name(
         simulated.settings()
 
 
+def test_widths_by_cost_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    sglang(monkeypatch, LEN=4.0, TOKEN_MODE="real-draft-token")
+    monkeypatch.setenv("KDTREE_BUDGET", "auto")
+    with pytest.raises(ConfigError, match="SGLANG_SIMULATE_ACC_LEN: expected to be unset with KDTREE_BUDGET=auto"):
+        simulated.settings()
+
+
 @pytest.fixture(scope="module")
 def play(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, Any]]:
     """Runs a server of SGLang with simulated acceptance in a process of its own."""

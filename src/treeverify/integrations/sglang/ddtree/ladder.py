@@ -16,9 +16,9 @@ def ladder_of(block: int, top: int) -> tuple[int, ...] | None:
     Without ``KDTREE_LADDER``: 1, the drafter's ``block``, ``top``, and what of 5, 9, 17, 33, 65, 129 is not close to
     those two. Raises ``ConfigError`` for a ladder that does not end with ``top``, or has no width above 1.
     """
+    given = width_ladder()
     if not budget_by_cost():
         return None
-    given = width_ladder()
     if given is not None:
         if given[-1] != top or len(given) < 2:
             listed = ",".join(map(str, given))

@@ -15,6 +15,7 @@ from importlib import import_module
 
 import torch
 
+from treeverify import env
 from treeverify.errors import ConfigError
 from treeverify.integrations.sglang.names import check_parameters, read
 from treeverify.ops.tree_accept.api import tree_accept
@@ -61,8 +62,8 @@ class Simulated:
 def settings() -> Simulated | None:
     """Return what this process's environment asks of SGLang, None without ``SGLANG_SIMULATE_ACC_LEN``.
 
-    Raises ``ConfigError`` for a method that SGLang does not know, and for a token mode other than real-draft-token: a
-    text of one repeated token is no tree's.
+    Raises ``ConfigError`` for a method that SGLang does not know; for a token mode other than real-draft-token, since a
+    text of one repeated token is no tree's; and for widths by cost, which would learn from what is simulated.
     """
     utils = import_module(_UTILS)
     length = float(read(utils, "SIMULATE_ACC_LEN"))
@@ -73,6 +74,8 @@ def settings() -> Simulated | None:
         raise ConfigError(f"SGLANG_SIMULATE_ACC_METHOD: expected one of {', '.join(_METHODS)}; got {method!r}")
     if tokens != _TOKENS:
         raise ConfigError(f"SGLANG_SIMULATE_ACC_TOKEN_MODE: expected {_TOKENS} with DDTREE; got {tokens!r}")
+    if env.budget_by_cost():
+        raise ConfigError("SGLANG_SIMULATE_ACC_LEN: expected to be unset with KDTREE_BUDGET=auto")
     name = "sample_simulated_acc_len"
     name = name if hasattr(utils, name) else f"_{name}"  # 0.5.17
     check_parameters(f"{_UTILS}.{name}", "simulate_acc_len simulate_acc_method max_len")

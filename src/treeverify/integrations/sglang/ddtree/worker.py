@@ -140,7 +140,7 @@ class Steps:
         return self._mask
 
     def _accept(self, batch: Any, window: compat.Window, trees: DraftTrees, logits: torch.Tensor) -> Accepted:
-        depth, sampling = self._block - 1, batch.sampling_info
+        depth, sampling = min(self._block, trees.tokens.shape[1]) - 1, batch.sampling_info
         if self._simulated is not None:
             return self._simulated.accept(trees, logits.argmax(-1).view_as(trees.tokens), depth)
         if sampling is None or sampling.is_all_greedy:
@@ -166,7 +166,8 @@ class Steps:
         """Move the accepted rows of the target's KV to the front; write their features into the drafter's KV."""
         if self._table is None:
             self._table = PoolTable.of(compat.kv_buffers(self._worker))
-        kv_compact(self._table, window.slots, accepted.path, accepted.lengths)
+        if window.slots.shape[1] > 1:  # a root is in its place
+            kv_compact(self._table, window.slots, accepted.path, accepted.lengths)
         rows = feature_gather(output.hidden_states, accepted.path, accepted.lengths, window.slots, window.lengths)
         self._worker._append_target_hidden_to_draft_kv_by_loc(
             target_hidden=rows.features.flatten(0, 1),

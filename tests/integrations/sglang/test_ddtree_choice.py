@@ -1,0 +1,235 @@
+"""Widths by cost: the ladder, the choice, and what a step learns from; without SGLang."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from treeverify.engine.costs import CostTable
+from treeverify.env import VerifyMode
+from treeverify.errors import ConfigError
+from treeverify.integrations.sglang import modes
+from treeverify.integrations.sglang.ddtree import algorithm, auto, choice, graphs
+from treeverify.integrations.sglang.ddtree.draft import front, roots_alone
+from treeverify.integrations.sglang.ddtree.ladder import ladder_of
+from treeverify.ops.tree_build.api import tree_build
+from treeverify.tree.budget import SHORTEST_PAUSE
+
+LADDER = (1, 3, 5)
+EVEN = np.array([2.0, 1.0, 0.5, 0.25, 0.125])  # of two requests: path probabilities of the root and four nodes
+
+
+def table(verify: tuple[float, float, float], draft: float = 1.0, batches: tuple[int, ...] = (1,)) -> CostTable:
+    cells = np.array(verify, dtype=np.float64).reshape(-1, 1, 1).repeat(len(batches), 1)
+    return CostTable(LADDER, batches, (1,), cells, np.full((len(batches), 1), draft))
+
+
+@pytest.fixture
+def by_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KDTREE_BUDGET", "auto")
+
+
+def test_without_the_variable_widths_are_fixed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ladder_of(8, 33) is None
+    monkeypatch.setenv("KDTREE_LADDER", "1,33")
+    with pytest.raises(ConfigError, match="KDTREE_LADDER: expected to be unset without KDTREE_BUDGET=auto; got '1,33'"):
+        ladder_of(8, 33)
+
+
+@pytest.mark.parametrize("text", ["", "on", "AUTO", "16"])
+def test_another_budget_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("KDTREE_BUDGET", text)
+    with pytest.raises(ConfigError, match=f"KDTREE_BUDGET: expected auto, or to be unset; got '{text}'"):
+        ladder_of(8, 33)
+
+
+@pytest.mark.parametrize(
+    ("block", "top", "expected"),
+    [
+        (8, 65, (1, 5, 8, 17, 33, 65)),
+        (8, 33, (1, 5, 8, 17, 33)),
+        (8, 8, (1, 5, 8)),
+        (2, 3, (1, 2, 3)),
+        (2, 2, (1, 2)),
+        (16, 65, (1, 5, 9, 16, 33, 65)),
+        (8, 40, (1, 5, 8, 17, 40)),
+        (8, 257, (1, 5, 8, 17, 33, 65, 129, 257)),
+    ],
+)
+def test_the_default_ladder(by_cost: None, block: int, top: int, expected: tuple[int, ...]) -> None:
+    assert ladder_of(block, top) == expected
+
+
+def test_a_ladder_that_is_given(by_cost: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KDTREE_LADDER", "1,2,33")
+    assert ladder_of(8, 33) == (1, 2, 33)
+
+
+@pytest.mark.parametrize("text", ["", "1,,33", "2,33", "1,9,9,33", "1,33,9", "1, 33", "1,x", "0,33", "-1,33"])
+def test_a_bad_ladder_is_refused(by_cost: None, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("KDTREE_LADDER", text)
+    with pytest.raises(ConfigError, match=r"KDTREE_LADDER: expected rising integers that begin with 1, .*; got "):
+        ladder_of(8, 33)
+
+
+@pytest.mark.parametrize(("text", "top"), [("1,9,17", 33), ("1,65", 33), ("1", 1)])
+def test_a_ladder_ends_with_the_width_of_the_draft(
+    by_cost: None, monkeypatch: pytest.MonkeyPatch, text: str, top: int
+) -> None:
+    monkeypatch.setenv("KDTREE_LADDER", text)
+    with pytest.raises(ConfigError, match=f"its last width to be --speculative-num-draft-tokens, {top}; got {text}"):
+        ladder_of(8, top)
+
+
+def test_a_bad_setting_stops_the_server_at_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KDTREE_BUDGET", "cheap")
+    given = SimpleNamespace(**{rule.field: rule.allowed[0] for rule in algorithm._RULES})
+    given.speculative_num_draft_tokens, given.speculative_draft_attention_backend = 33, None
+    given.max_running_requests = None
+    with pytest.raises(ConfigError, match="KDTREE_BUDGET"):
+        algorithm.fill(given, 8, "cuda")
+    assert given.max_running_requests is None
+
+
+def drafted(chooser: choice.Choice, drafts: list[int], probabilities: np.ndarray = EVEN) -> int:
+    """One step and its outcome; the width."""
+    plan = chooser.plan(len(drafts), 10, "off")
+    if plan.width > 1:
+        chooser.observe(plan, drafts, probabilities)
+    return plan.width
+
+
+@pytest.mark.parametrize(
+    ("verify", "expected"),
+    [((1.0, 1.0, 1.0), 5), ((1.0, 1.1, 9.0), 3), ((1.0, 2.0, 2.2), 5)],
+)
+def test_the_width_has_the_most_expected_tokens_per_millisecond(
+    verify: tuple[float, float, float], expected: int
+) -> None:
+    """Mass of 3 nodes 0.75, of 5 nodes 0.9375; the draft costs 0.1."""
+    chooser = choice.Choice({"off": table(verify, draft=0.1)})
+    rates = {3: 1.75 / (verify[1] + 0.1), 5: 1.9375 / (verify[2] + 0.1)}
+    assert max(rates, key=rates.__getitem__) == expected
+    assert drafted(chooser, [1, 1]) == LADDER[1]  # nothing is known yet
+    assert drafted(chooser, [1, 1]) == expected
+
+
+def test_the_average_of_the_requests_counts_not_their_sum() -> None:
+    """Ten requests alike choose what one chooses."""
+    for requests in (1, 10):
+        chooser = choice.Choice({"off": table((1.0, 1.3, 1.5), draft=0.1)})
+        drafted(chooser, [1] * requests, EVEN / 2 * requests)
+        assert drafted(chooser, [1] * requests, EVEN / 2 * requests) == 3
+
+
+def test_each_mode_has_its_own_costs() -> None:
+    chooser = choice.Choice({"off": table((1.0, 1.0, 9.0)), "on": table((1.0, 1.0, 1.0))})
+    drafted(chooser, [1, 1])
+    assert chooser.plan(2, 10, "off").width == 3
+    assert chooser.plan(2, 10, "on").width == 5
+
+
+def test_a_draft_that_is_never_accepted_is_soon_left_out() -> None:
+    chooser = choice.Choice({"off": table((1.0, 2.0, 3.0))})
+    widths = [drafted(chooser, [0, 0]) for _ in range(1000)]
+    assert sum(width > 1 for width in widths) < 25
+    assert chooser.report()["pauses"] >= 5
+    assert chooser.report()["calibration"] < 1
+
+
+def test_what_was_launched_before_a_pause_does_not_lengthen_it() -> None:
+    """Overlap scheduling: outcomes come one step late."""
+    chooser, waiting, widths = choice.Choice({"off": table((1.0, 2.0, 3.0))}), [], []
+    for _ in range(200):
+        plan = chooser.plan(2, 10, "off")
+        widths.append(plan.width)
+        if waiting and waiting[0].width > 1:
+            chooser.observe(waiting[0], [0, 0], EVEN)
+        waiting = [plan]
+    text = "".join("d" if width > 1 else "." for width in widths)
+    first = text.index(".")
+    assert text[first:].startswith("." * SHORTEST_PAUSE + "dd" + "." * 2 * SHORTEST_PAUSE + "dd")
+
+
+def test_twice_or_half_as_many_requests_end_a_pause() -> None:
+    for now, pausing in ((5, True), (9, True), (4, False), (16, False)):
+        chooser = choice.Choice({"off": table((1.0, 2.0, 3.0))})
+        while drafted(chooser, [0] * 8, 4 * EVEN) > 1:
+            pass
+        assert (chooser.plan(now, 10, "off").width == 1) is pausing
+        assert chooser.report()["pauses"] == 1
+
+
+def test_the_histogram_counts_every_step() -> None:
+    chooser = choice.Choice({"off": table((1.0, 1.0, 1.0))})
+    for _ in range(3):
+        drafted(chooser, [1, 1])
+    assert chooser.report()["widths"] == {"1": 0, "3": 1, "5": 2}
+
+
+@pytest.fixture
+def worker(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    monkeypatch.setattr(modes, "_current", modes.Switch(VerifyMode.OFF, (VerifyMode.OFF,)))
+    return SimpleNamespace(device="cpu")
+
+
+def batch(requests: int) -> SimpleNamespace:
+    return SimpleNamespace(reqs=[SimpleNamespace(seqlen=7)] * requests)
+
+
+def made(monkeypatch: pytest.MonkeyPatch, worker: Any) -> auto.Auto:
+    monkeypatch.setattr(graphs, "capture", lambda *_: {})
+    monkeypatch.setattr(auto, "costs_of", lambda *_: {"off": table((1.0, 1.0, 1.0))})
+    found = auto.Auto(worker, LADDER)
+    assert found.report() is None
+    found.prepare(lambda *_: None)
+    return found
+
+
+def test_a_step_learns_from_its_own_draft(monkeypatch: pytest.MonkeyPatch, worker: Any) -> None:
+    """Two steps under way, whose drafts and outcomes must not be mixed up."""
+    found, seen = made(monkeypatch, worker), []
+    monkeypatch.setattr(found._choice, "observe", lambda *given: seen.append(given))
+    first, second = (torch.full((2, 5), value) for value in (-1.0, -2.0))
+    found.width(batch(2))
+    found.drafted(first)
+    found.width(batch(2))
+    found.drafted(second)
+    first.fill_(0.0)  # a graph's buffer: the next draft overwrites it
+    found.verified([1, 0])
+    found.width(batch(2))  # without a draft
+    found.verified([0, 0])
+    found.verified([0, 0])
+    assert [drafts for _, drafts, _ in seen] == [[1, 0], [0, 0]]
+    for (_, _, probabilities), value in zip(seen, (-1.0, -2.0), strict=True):
+        np.testing.assert_allclose(probabilities, np.full(5, 2 * np.exp(value)), rtol=1e-6)
+    assert found.report()["unmatched"] == 0  # type: ignore[index]
+
+
+def test_an_outcome_of_another_batch_teaches_nothing(monkeypatch: pytest.MonkeyPatch, worker: Any) -> None:
+    found = made(monkeypatch, worker)
+    monkeypatch.setattr(found._choice, "observe", lambda *_: pytest.fail("learned"))
+    found.width(batch(2))
+    found.drafted(torch.zeros(2, 5))
+    found.verified([1])
+    found.verified([1, 1])
+    assert found.report()["unmatched"] == 2  # type: ignore[index]
+
+
+def test_the_front_of_a_tree_is_the_tree_of_that_budget() -> None:
+    torch.manual_seed(3)
+    scores, ids = torch.randn(4, 3, 6).log_softmax(-1).sort(-1, descending=True)
+    roots = torch.tensor([3, -1, 5, 0])
+    wide = tree_build(scores, ids, roots.clamp(min=0), budget=6)
+    for budget in range(7):
+        narrow = tree_build(scores, ids, roots.clamp(min=0), budget=budget)
+        cut = front(wide, budget + 1)
+        for name in ("tokens", "parents", "depths", "scores", "widths"):
+            assert torch.equal(getattr(cut, name), getattr(narrow, name)), (name, budget)
+            assert getattr(cut, name).is_contiguous()
+    for name in ("tokens", "parents", "depths", "scores", "widths"):
+        assert torch.equal(getattr(roots_alone(roots), name), getattr(front(wide, 1), name))
