@@ -6,8 +6,8 @@ device, in bf16; the published experts are int4, so the MoE share here is larger
 communicated. One server, NGRAM trees of 16, CUDA graphs, batch 1; modes are switched live. Run by sglang_live.sh with
 LIVE=kimi_rank.py; writes kimi_rank.json after every point; exit status 1 if a step was not measured.
 
-Dummy weights send every token to the same eight experts, so that the MoE share does not grow with the tree here; in
-kimi_trees.py, which compares the algorithms, it does.
+Dummy weights send all tokens to nearly the same few experts, so that the MoE share does not grow with the tree here;
+in kimi_trees.py, which compares the algorithms, it does.
 """
 
 from __future__ import annotations
