@@ -24,7 +24,7 @@ from typing import Any
 import live_part
 from live_part import Part
 from live_server import NGRAM, Server, running
-from live_windows import STEPS, Side, is_attention, medians, prompts_of, ratio, rotate, trace
+from live_windows import STEPS, Side, medians, prompts_of, ratio, rotate, trace
 
 Event = dict[str, Any]
 TP = 8
@@ -93,44 +93,34 @@ def kind(kernel: str) -> str:
     return "rest"
 
 
-def split(events: Sequence[Event], calls: int) -> dict[str, Any]:
+def split(events: Sequence[Event]) -> dict[str, Any]:
     """Microseconds per step by part and by graph, and the largest kernels, from a profiler's trace of decode steps.
 
-    ``calls``: attention calls of a step that ``is_attention`` knows, those of a drafter's layers included.
+    Kernels of one CUDA graph share the correlation id of its launch. A graph with experts is the target's, one a step;
+    one without them but with attention is a drafter's.
     """
     used = [one for one in events if one.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
-    steps = sum(is_attention(one["name"]) for one in used) / calls
-    if steps < 1:
-        raise RuntimeError("trace: no verify step")
-    parts, names = Counter[str](), Counter[str]()
+    launches: dict[Any, list[Event]] = defaultdict(list)
+    parts, names, graphs = Counter[str](), Counter[str](), Counter[str]()
     for one in used:
+        launches[one["args"].get("correlation")].append(one)
         parts[kind(one["name"])] += one["dur"]
         names[one["name"][:90]] += one["dur"]
+    steps = 0
+    for some in launches.values():
+        is_target = len(some) > 1 and any("fused_moe" in one["name"] for one in some)
+        is_draft = len(some) > 1 and any(kind(one["name"]) == "attention" for one in some)
+        graphs["target" if is_target else "draft" if is_draft else "between"] += sum(one["dur"] for one in some)
+        steps += is_target
+    if not steps:
+        raise RuntimeError("trace: no graph of the target")
     return {
         "steps": steps,
         "kernels_per_step": len(used) / steps,
         "us_per_step": {part: total / steps for part, total in parts.items()},
-        "us_by_graph": {graph: total / steps for graph, total in by_graph(used).items()},
+        "us_by_graph": {graph: total / steps for graph, total in graphs.items()},
         "largest_us_per_step": {name: total / steps for name, total in names.most_common(12)},
     }
-
-
-def by_graph(used: Sequence[Event]) -> dict[str, float]:
-    """Busy microseconds of the target's graphs (they have experts), of the drafter's, and of all that is in none.
-
-    Kernels of one CUDA graph share the correlation id of its launch.
-    """
-    launches: dict[Any, list[Event]] = defaultdict(list)
-    for one in used:
-        launches[one["args"].get("correlation")].append(one)
-    found = {"target": 0.0, "draft": 0.0, "between": 0.0}
-    for some in launches.values():
-        if any(kind(one["name"]) == "moe" for one in some):
-            graph = "target"
-        else:
-            graph = "draft" if len(some) > 1 and any(is_attention(one["name"]) for one in some) else "between"
-        found[graph] += sum(one["dur"] for one in some)
-    return found
 
 
 def main() -> int:
@@ -159,13 +149,13 @@ def measure(part: Part, options: argparse.Namespace) -> None:
         points: list[dict[str, Any]] = []
         for prefix in prefixes:
             prompts = prompts_of(prefix, 1, VOCABULARY // TP)
-            points.append({"prefix": prefix} | both_modes(part, server, prompts, options.windows, options.layers))
+            points.append({"prefix": prefix} | both_modes(part, server, prompts, options.windows))
             part.keep("points", points)
             print(json.dumps({k: v for k, v in points[-1].items() if k != "windows"}), flush=True)
 
 
-def both_modes(part: Part, server: Server, prompts: list[list[int]], rounds: int, calls: int) -> dict[str, Any]:
-    """One point: alternating windows of both modes, then a profile of six steps of each; ``calls`` as in ``split``."""
+def both_modes(part: Part, server: Server, prompts: list[list[int]], rounds: int) -> dict[str, Any]:
+    """One point: alternating windows of both modes, then a profile of six steps of each."""
     begin = time.perf_counter()
     server.generate(prompts, 2)
     found: dict[str, Any] = {"prefill_s": time.perf_counter() - begin}
@@ -175,7 +165,7 @@ def both_modes(part: Part, server: Server, prompts: list[list[int]], rounds: int
     for mode, side in sides.items():
         where = f"{server.name} {len(prompts[0])} {mode}"
         events = trace(side, part.folder / f"trace_{where.replace(' ', '_')}", prompts, 6, SPARE - 64)
-        found[mode] = medians(windows)[mode] | {"profile": split(events, calls)}
+        found[mode] = medians(windows)[mode] | {"profile": split(events)}
         if found[mode]["fewest_steps"] < STEPS:
             part.failures.append(f"{where}: windows of {found[mode]['fewest_steps']} steps, expected {STEPS}")
     return found

@@ -23,7 +23,7 @@ from typing import Any
 import live_part
 from ddtree_servers import flags
 from kimi_rank import SPARE, VOCABULARY, both_modes, geometry
-from kimi_trees import calls_of, drafter, lengths, simulated
+from kimi_trees import drafter, lengths, simulated
 from live_part import Part
 from live_server import NGRAM, Server, running, summary
 from live_tokens import faults, switches
@@ -69,10 +69,9 @@ def measure(part: Part, options: argparse.Namespace) -> None:
         server = start(part, algorithm, slot, context, options.tp)
         found: dict[str, Any] = {"points": []}
         part.found[algorithm] = found
-        calls = options.layers if algorithm == "ngram" else calls_of(algorithm, options.layers)
         with running(part, [server]):
             for prefix in prefixes:
-                found["points"].append(point(part, server, prefix, options.windows, calls))
+                found["points"].append(point(part, server, prefix, options.windows))
                 part.write()
             found["switched_at"] = switched(part, server, prefixes[0], options.tp)
             found["ranks"] = summary(server.state())
@@ -93,10 +92,10 @@ def start(part: Part, algorithm: str, slot: int, context: int, tp: int) -> Serve
     return Server(f"kimi_tp_{algorithm}", part.folder / "target", slot, part.folder, every, **simulated(algorithm))
 
 
-def point(part: Part, server: Server, prefix: int, rounds: int, calls: int) -> dict[str, Any]:
+def point(part: Part, server: Server, prefix: int, rounds: int) -> dict[str, Any]:
     """One prefix: off and on in turns with rank 0's profile of each, then a text in validate."""
     prompts = prompts_of(prefix, 1, VOCABULARY)
-    found = {"prefix": prefix} | both_modes(part, server, prompts, rounds, calls)
+    found = {"prefix": prefix} | both_modes(part, server, prompts, rounds)
     server.switch("validate")
     server.generate(prompts, VALIDATED)
     found["validate"] = summary(server.state())

@@ -88,11 +88,6 @@ def simulated(mode: str) -> dict[str, str]:
     }
 
 
-def calls_of(mode: str, layers: int) -> int:
-    """Attention calls of one step that ``is_attention`` knows: the target's but FA3's, and the drafter's."""
-    return (0 if "fa3" in mode else layers) + (0 if mode == "plain" else DRAFT_LAYERS)
-
-
 def main() -> int:
     """Start the servers, measure each point, write the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -134,7 +129,7 @@ def measure(part: Part, options: argparse.Namespace) -> None:
         part.found["profiles"] = {}
         for name, side in sides.items():
             events = trace(side, part.folder / f"trace_{name}", prompts, 6, SPARE - 64)
-            part.found["profiles"][name] = split(events, calls_of(name, options.layers))
+            part.found["profiles"][name] = split(events)
             part.write()
 
 

@@ -114,8 +114,7 @@ def profile(body: dict[str, Any]) -> str:
         begin = 1000.0 * step
         names = [(f"{begin}d", "smxx_tree_build", 0.0, 50.0)]
         names += [(f"{begin}d", "_fwd_kernel", 10.0, 1.0)] * layers("--speculative-draft-model-path")
-        if layers("--model-path") > 4:
-            names += [(f"{begin}v", "fused_moe_kernel", 90.0, 1.0)]
+        names += [(f"{begin}v", "fused_moe_kernel", 90.0, 1.0)]
         names += [(f"{begin}v", kernel, 100.0 + layer, 1.0) for layer in range(layers("--model-path") or 4)]
         names += [(f"{begin}a", "smxx_tree_accept", 600.0, 100.0)]
         for correlation, name, at, dur in names:

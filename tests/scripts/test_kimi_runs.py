@@ -46,7 +46,7 @@ def test_every_side_accepts_what_is_simulated(small: SimpleNamespace, part: Any)
         assert profile["steps"] == 6
         assert profile["us_by_graph"]["target"] == 8  # seven layers of attention and one kernel of the experts
         assert profile["us_by_graph"]["between"] >= 100
-        assert (profile["us_by_graph"]["draft"] > 0) == (name != "plain")
+        assert ("draft" in profile["us_by_graph"]) == (name != "plain")
 
 
 def test_the_drafter_is_a_rank_s_share_of_the_published_ones(small: SimpleNamespace, tmp_path: Path) -> None:
