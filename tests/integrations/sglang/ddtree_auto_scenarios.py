@@ -73,21 +73,28 @@ def planted(folder: Path) -> dict[str, Any]:
 
 
 def ahead(folder: Path) -> dict[str, Any]:
-    """The same a step ahead, on our backend, and by the choice's own widths in the end."""
+    """On our backend, a step ahead: widths as planted, then by the choice's own."""
+    return _both(tree(folder, attention_backend="treeverify", disable_overlap_schedule=False), Server.run_ahead)
+
+
+def oldest(folder: Path) -> dict[str, Any]:
+    """The same on SGLang 0.5.17, whose overlap scheduling needs a GPU: a step after the other."""
+    return _both(tree(folder, attention_backend="treeverify"), Server.run)
+
+
+def _both(server: Server, run: Callable[[Server], None]) -> dict[str, Any]:
     from treeverify.integrations.sglang.names import version
 
-    server = tree(folder, attention_backend="treeverify", disable_overlap_schedule=False)
-    stock = steps_of(server).auto._choice.plan
+    stock, slots = steps_of(server).auto._choice.plan, server.free_slots()
     plant(server)
-    slots = server.free_slots()
     requests = [server.submit(ids, NEW) for ids in PROMPTS]
     requests.append(server.submit(PROMPTS[1], NEW, temperature=1.0, sampling_seed=5))
-    server.run_ahead()
+    run(server)
     found: dict[str, Any] = {"together": [list(request.output_ids)[: request.finished_len] for request in requests]}
     found["planted"] = steps_of(server).metrics.report()
     steps_of(server).auto._choice.plan = stock
     requests = [server.submit(ids, NEW) for ids in PROMPTS]
-    server.run_ahead()
+    run(server)
     found["chosen"] = [list(request.output_ids)[: request.finished_len] for request in requests]
     found["report"], found["version"] = steps_of(server).metrics.report(), version()
     found["slots"] = [slots, server.free_slots()]
@@ -101,11 +108,6 @@ def _counts() -> dict[str, int]:
 
     (backend,) = probe.rank(0).backends
     return {mode: counts.rows for mode, counts in backend.served.items()}
-
-
-def oldest(folder: Path) -> dict[str, Any]:
-    """``ahead`` on SGLang 0.5.17."""
-    return ahead(folder)
 
 
 SCENARIOS: dict[str, Callable[[Path], dict[str, Any]]] = {run.__name__: run for run in (planted, ahead, oldest)}

@@ -107,7 +107,7 @@ def test_prefix_hits_ends_aborts_and_retraction(plain: dict[str, Any], planted: 
 
 
 @pytest.mark.parametrize(("name", "version"), [("ahead", "0.5.23"), ("oldest", "0.5.17")])
-def test_a_step_ahead(
+def test_planted_and_chosen_widths_on_our_backend(
     plain: dict[str, Any], outcomes: dict[str, Future[dict[str, Any]]], name: str, version: str
 ) -> None:
     found = outcomes[name].result()

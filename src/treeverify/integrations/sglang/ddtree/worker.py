@@ -125,9 +125,9 @@ class Steps:
         requests, width = trees.tokens.shape
         if self.auto is not None:
             self.auto.use(width)
+        cells = width * (window.bound + requests * width)
         mask = compat.mask_buffer(self._worker, requests)
-        if mask is None:
-            mask = self._own_mask(width * (window.bound + requests * width))
+        mask = self._own_mask(cells) if mask is None else mask[:cells]  # SGLang copies what it is given
         positions = torch.empty(trees.tokens.numel(), dtype=torch.int64, device=mask.device)
         tree_mask(trees.parents, window.lengths, out=TreeMasks(positions=positions, full_mask=mask))
         run = graphs.rehearse_verify if isinstance(batch, graphs.Rehearsal) else compat.run_verify
