@@ -39,6 +39,8 @@ TREES = {f"ddtree{budget + 1}": budget for budget in (8, 16, 32, 64)}
 DEFAULT = (*BASES, "ddtree17")
 BATCHES = (1, 4, AT_ONCE)
 DRAFT_LAYERS = 6
+RESERVE = 40
+"""Seconds kept for the profiles, in which no further point begins."""
 REACHED = 0.9
 """Of the simulated acceptance: trees that end earlier, and the last step of a text, may cost a tenth."""
 SHARPNESS = 12.0
@@ -148,7 +150,7 @@ def points(part: Part, sides: dict[str, Side], prefixes: list[int], rounds: int)
     every = {prefix: prompts_of(prefix, AT_ONCE, VOCABULARY // TP) for prefix in prefixes}
     for prefix in prefixes:
         for batch in BATCHES:
-            if part.left() < 0:
+            if part.left() < RESERVE:
                 part.failures.append(f"not reached for want of time: prefix {prefix}, batch {batch}")
                 continue
             windows = rotate(sides, every[prefix][:batch], 0.3, SPARE - 64, rounds)

@@ -29,6 +29,7 @@ def small(live: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> SimpleNames
 
 def test_every_side_accepts_what_is_simulated(small: SimpleNamespace, part: Any) -> None:
     options = SimpleNamespace(sides=",".join(small.trees.DEFAULT), layers=7, prefixes="64,96", windows=5)
+    part.seconds = 120
     assert not small.run(part, lambda part: small.trees.measure(part, options)), part.failures
     found = record(part)["found"]
     assert [(point["prefix"], point["batch"]) for point in found["points"]] == [(64, 1), (64, 2), (96, 1), (96, 2)]
@@ -47,6 +48,14 @@ def test_every_side_accepts_what_is_simulated(small: SimpleNamespace, part: Any)
         assert profile["us_by_graph"]["target"] == 8  # seven layers of attention and one kernel of the experts
         assert profile["us_by_graph"]["between"] >= 100
         assert ("draft" in profile["us_by_graph"]) == (name != "plain")
+
+
+def test_points_without_time_are_told_and_profiles_are_left(small: SimpleNamespace, part: Any) -> None:
+    options = SimpleNamespace(sides="plain,ddtree17", layers=7, prefixes="64", windows=5)
+    part.seconds = small.trees.RESERVE - 1
+    small.run(part, lambda part: small.trees.measure(part, options))
+    assert part.failures == [f"not reached for want of time: prefix 64, batch {batch}" for batch in (1, 2)]
+    assert set(record(part)["found"]["profiles"]) == {"plain", "ddtree17"}
 
 
 def test_the_drafter_is_a_rank_s_share_of_the_published_ones(small: SimpleNamespace, tmp_path: Path) -> None:
