@@ -31,6 +31,12 @@ PLANTED = {
         "equal * at_cut",
         check_accept.the_draw_is_exact_where_all_weights_are_equal,
     ),
+    "a block draws from its own share alone": (
+        f"{OPS}/tree_accept/draw.cuh",
+        "if (token < vocab) {",
+        "if (token >= team.first && token < team.end) {",
+        check_accept.vocabularies_as_large_as_they_come,
+    ),
     "rows move from the last": (
         f"{OPS}/kv_compact/kv_compact_kernel.cuh",
         "for (int begin = 0; begin < end; begin += kMovesInFlight)",

@@ -15,7 +15,6 @@
 namespace treeverify {
 
 constexpr int kTileItems = kTileColumns / kRankThreads;
-constexpr int kTileBlocks = 4;  // per multiprocessor: some load while others rank
 constexpr uint64_t kTopBit = uint64_t{1} << 63;
 
 // What exponents are relative to: the peak, or 0 if everything is -inf, as -inf - -inf is no number.
@@ -25,113 +24,115 @@ __device__ __forceinline__ uint64_t packed_stats(float peak, float sum) {
   return static_cast<uint64_t>(__float_as_uint(peak)) << 32 | __float_as_uint(sum);
 }
 
-__device__ __forceinline__ float value_of(uint32_t bits) { return __uint_as_float(bits); }
-__device__ __forceinline__ float value_of(uint16_t bits) { return __uint_as_float(static_cast<uint32_t>(bits) << 16); }
-
-// One thread's columns of a tile, in 32-bit words. `Bits` holds a logit: uint32_t one of float32, uint16_t of bfloat16.
+// The columns of a tile that one thread has, 16 bytes at a time. `Bits` holds a logit: uint32_t one of float32, uint16_t
+// of bfloat16.
 template <class Bits>
-struct TileItems {
+struct TileColumns {
   static constexpr int kPerWord = sizeof(uint32_t) / sizeof(Bits);
-  static constexpr int kPerLoad = 4 * kPerWord;  // 16 bytes
-  static constexpr int kLoads = kTileItems / kPerLoad;
+  static constexpr int kPerLoad = 4 * kPerWord;
+  static constexpr int kLoads = kTileColumns / kRankThreads / kPerLoad;
+  // Blocks per multiprocessor: some load while others rank; the registers bound them.
+  static constexpr int kBlocks = kPerWord == 1 ? 4 : 6;
 
-  uint32_t words[kTileItems / kPerWord];
+  const Bits* tile;
+  int columns;  // that the tile has
 
-  // The tile's column of item i.
-  static __device__ __forceinline__ int column(int i) {
-    return (i / kPerLoad * kRankThreads + static_cast<int>(threadIdx.x)) * kPerLoad + i % kPerLoad;
+  static __device__ __forceinline__ int first(int load) {
+    return (load * kRankThreads + static_cast<int>(threadIdx.x)) * kPerLoad;
   }
 
-  __device__ __forceinline__ float value(int i) const {
-    if constexpr (kPerWord == 1) return __uint_as_float(words[i]);
-    return __uint_as_float(i % 2 == 0 ? words[i / 2] << 16 : words[i / 2] & 0xffff0000u);
+  static __device__ __forceinline__ float value(const uint4& words, int i) {
+    const int at = i / kPerWord;
+    const uint32_t word = at == 0 ? words.x : at == 1 ? words.y : at == 2 ? words.z : words.w;
+    if constexpr (kPerWord == 1) return __uint_as_float(word);
+    return __uint_as_float(i % 2 == 0 ? word << 16 : word & 0xffff0000u);
   }
 
-  __device__ __forceinline__ void load(int at, const Bits* source) {
-    const uint4 four = *reinterpret_cast<const uint4*>(source);
-    words[4 * at] = four.x;
-    words[4 * at + 1] = four.y;
-    words[4 * at + 2] = four.z;
-    words[4 * at + 3] = four.w;
-  }
+  __device__ __forceinline__ bool aligned() const { return reinterpret_cast<uintptr_t>(tile) % sizeof(uint4) == 0; }
 
-  // Reads the tile; what lies beyond `columns` is -inf.
-  __device__ __forceinline__ void read(const Bits* tile, int columns) {
-    constexpr uint32_t kMinusInfinity = 0xff800000u >> (32 - 8 * sizeof(Bits));
-    const bool aligned = reinterpret_cast<uintptr_t>(tile) % sizeof(uint4) == 0;
-    if (aligned && columns == kTileColumns) {
+  // All of the thread's columns, at once if they are whole loads.
+  __device__ __forceinline__ void read_all(uint4* words) const {
+    if (aligned() && columns == kTileColumns) {
 #pragma unroll
-      for (int at = 0; at < kLoads; ++at) load(at, tile + column(at * kPerLoad));
+      for (int load = 0; load < kLoads; ++load) words[load] = *reinterpret_cast<const uint4*>(tile + first(load));
       return;
     }
 #pragma unroll
-    for (int at = 0; at < kLoads; ++at) {
-      const int first = column(at * kPerLoad);
-      if (aligned && first + kPerLoad <= columns) {
-        load(at, tile + first);
-        continue;
-      }
-#pragma unroll
-      for (int word = 4 * at; word < 4 * at + 4; ++word) {
-        words[word] = 0;
-#pragma unroll
-        for (int part = 0; part < kPerWord; ++part) {
-          const int from = column(word * kPerWord + part);
-          const uint32_t bits = from < columns ? tile[from] : kMinusInfinity;
-          words[word] |= bits << (part * 8 * sizeof(Bits)) % 32;
-        }
-      }
+    for (int load = 0; load < kLoads; ++load) {
+      words[load] = read(load);
     }
+  }
+
+  // -inf where the tile has no column.
+  __device__ __forceinline__ uint4 read(int load) const {
+    const int begin = first(load);
+    if (aligned() && begin + kPerLoad <= columns) return *reinterpret_cast<const uint4*>(tile + begin);
+    return {word_at(begin), word_at(begin + kPerWord), word_at(begin + 2 * kPerWord), word_at(begin + 3 * kPerWord)};
+  }
+
+ private:
+  __device__ __forceinline__ uint32_t word_at(int column) const {
+    constexpr uint32_t kMinusInfinity = 0xff800000u >> (32 - 8 * sizeof(Bits));
+    const uint32_t low = column < columns ? tile[column] : kMinusInfinity;
+    if constexpr (kPerWord == 1) return low;
+    return low | (column + 1 < columns ? tile[column + 1] : kMinusInfinity) << 16;
   }
 };
 
 template <class Bits>
-__global__ void __launch_bounds__(kRankThreads, kTileBlocks) smxx_draft_topk_tile(const __grid_constant__ TopkTileParams p) {
+__global__ void __launch_bounds__(kRankThreads, TileColumns<Bits>::kBlocks)
+    smxx_draft_topk_tile(const __grid_constant__ TopkTileParams p) {
+  using Columns = TileColumns<Bits>;
   __shared__ RankShared s;
   __shared__ float sums[kRankWarps];
   const int thread = static_cast<int>(threadIdx.x);
   const int rows = p.batch * p.depth;
   const int tile = static_cast<int>(blockIdx.x) / rows, row = static_cast<int>(blockIdx.x) % rows;
   const Bits* logits = static_cast<const Bits*>(p.logits) + row / p.depth * p.request_stride + row % p.depth * p.depth_stride;
-  const int first = tile * kTileColumns, columns = smaller(kTileColumns, p.vocab - first);
-  TileItems<Bits> items;
-  items.read(logits + first, columns);
+  const int before = tile * kTileColumns;
+  const Columns mine{logits + before, smaller(kTileColumns, p.vocab - before)};
+  uint4 words[Columns::kLoads];
+  mine.read_all(words);
   float top = -INFINITY;
 #pragma unroll
-  for (int i = 0; i < kTileItems; ++i) top = fmaxf(top, items.value(i));  // a NaN is passed over: the sum has it
-
-  const auto key_of = [&](float value, int column) {
-    return static_cast<uint64_t>(ordered_bits(value)) << 32 | ~static_cast<uint32_t>(p.first_id + first + column);
-  };
-  const auto above = [&](uint64_t bound, auto use) {
-    const float least = from_ordered_bits(static_cast<uint32_t>(bound >> 32));
-#pragma unroll
-    for (int i = 0; i < kTileItems; ++i) {
-      if (items.value(i) >= least && items.column(i) < columns) use(key_of(items.value(i), items.column(i)));
-    }
-  };
-  const auto again = [&](uint64_t bound, auto use) {
+  for (int i = 0; i < kTileItems; ++i) {  // a NaN is passed over: the sum has it
+    top = fmaxf(top, Columns::value(words[i / Columns::kPerLoad], i % Columns::kPerLoad));
+  }
+  const float own_base = exponent_base(top);
+  float even = 0.0f, odd = 0.0f;
 #pragma unroll 1
-    for (int column = thread; column < columns; column += kRankThreads) {
-      const float value = value_of(logits[first + column]);
-      const uint64_t key = key_of(value, column);
-      if (value == value && key >= bound) use(key);
+  for (int load = 0; load < Columns::kLoads; ++load) {  // the cache has them; held in registers, they would cost blocks
+    const uint4 four = mine.read(load);
+#pragma unroll
+    for (int i = 0; i < Columns::kPerLoad; i += 2) {
+      even += expf(Columns::value(four, i) - own_base);
+      odd += expf(Columns::value(four, i + 1) - own_base);
     }
-  };
-  rank_keys(s, ordered_bits(top), above, again, p.k);
+  }
+
+  rank_keys(s, ordered_bits(top), [&](uint64_t bound, auto use) {
+    const float least = from_ordered_bits(static_cast<uint32_t>(bound >> 32));
+    if (!(top >= least)) return;
+#pragma unroll 1
+    for (int load = 0; load < Columns::kLoads; ++load) {
+      const uint4 four = mine.read(load);
+#pragma unroll
+      for (int i = 0; i < Columns::kPerLoad; ++i) {
+        const float value = Columns::value(four, i);
+        const int column = Columns::first(load) + i;
+        if (!(value >= least) || column >= mine.columns) continue;
+        const uint32_t id = static_cast<uint32_t>(p.first_id + before + column);
+        const uint64_t key = static_cast<uint64_t>(ordered_bits(value)) << 32 | ~id;
+        if (key >= bound) use(key);
+      }
+    }
+  }, p.k);
 
   uint32_t highest = s.tops[thread % 32];
 #pragma unroll
   for (int warp = 1; warp < kRankWarps; ++warp) highest = larger(highest, s.tops[32 * warp + thread % 32]);
   const float peak = from_ordered_bits(__reduce_max_sync(0xffffffffu, highest));
-  const float base = exponent_base(peak);
-  float even = 0.0f, odd = 0.0f;
-#pragma unroll
-  for (int i = 0; i < kTileItems; i += 2) {
-    even += expf(items.value(i) - base);
-    odd += expf(items.value(i + 1) - base);
-  }
-  float sum = even + odd;
+  float sum = (even + odd) * expf(top - exponent_base(peak));
   for (int distance = 1; distance < 32; distance *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
   if (thread % 32 == 0) sums[thread / 32] = sum;
   __syncthreads();
@@ -182,7 +183,7 @@ __global__ void __launch_bounds__(kRankThreads) smxx_draft_topk_merge(const __gr
       if (key >= bound) use(key);
     });
   };
-  rank_keys(s, top, above, above, p.k);
+  rank_keys(s, top, above, p.k);
   float peak, sum;
   merge_stats(p, row, peak, sum);
   if (p.packed != nullptr) {

@@ -39,17 +39,20 @@ __device__ __forceinline__ T smaller(T a, T b) {
   return a < b ? a : b;
 }
 
-// One warp: a value that at least k of s.tops reach, and no more than a quarter above k if such a value was met.
+// One warp: a value that at least k of s.tops reach, few more if such a value was met; 0 if fewer than k are not 0.
 __device__ __forceinline__ uint32_t find_bound(const RankShared& s, int k) {
   const int lane = static_cast<int>(threadIdx.x);
   uint32_t own[kRankWarps];
   uint32_t low = UINT32_MAX, high = 0;
+  unsigned there = 0;
 #pragma unroll
   for (int i = 0; i < kRankWarps; ++i) {
     own[i] = s.tops[32 * i + lane];
-    low = smaller(low, own[i]);
+    if (own[i] != 0) low = smaller(low, own[i]);
     high = larger(high, own[i]);
+    there += own[i] != 0;
   }
+  if (static_cast<int>(__reduce_add_sync(0xffffffffu, there)) < k) return 0;
   low = __reduce_min_sync(0xffffffffu, low);
   high = __reduce_max_sync(0xffffffffu, high);
   while (low < high) {  // at least k reach `low`, fewer reach `high` + 1
@@ -63,7 +66,7 @@ __device__ __forceinline__ uint32_t find_bound(const RankShared& s, int k) {
     } else {
       high = middle - 1;
     }
-    if (count >= k && count <= k + k / 4) break;
+    if (count >= k && count <= k + k / 4 + 4) break;
   }
   return low;
 }
@@ -127,11 +130,10 @@ __device__ __forceinline__ void list_keys(RankShared& s, const Above& above, uin
 }
 
 // Fills s.sorted[0 .. k-1], largest first, 0 where there are too few. `top` is the largest value of the calling thread, 0
-// if it has no key; `above(bound, use)` calls use(key) for its keys from `bound` (not 0) on. `again` does the same and is
-// called if those are too many: nine times, so it should hold no registers. All threads must call; the result is there for
-// all of them.
-template <class Above, class Again>
-__device__ __forceinline__ void rank_keys(RankShared& s, uint32_t top, const Above& above, const Again& again, int k) {
+// if it has no key; `above(bound, use)` calls use(key) for its keys from `bound` (not 0) on. All threads must call; the
+// result is there for all of them.
+template <class Above>
+__device__ __forceinline__ void rank_keys(RankShared& s, uint32_t top, const Above& above, int k) {
   const int thread = static_cast<int>(threadIdx.x);
   s.tops[thread] = top;
   s.sorted[thread] = 0;
@@ -142,7 +144,7 @@ __device__ __forceinline__ void rank_keys(RankShared& s, uint32_t top, const Abo
   }
   __syncthreads();
   list_keys(s, above, s.bound);
-  if (s.count > kListedKeys) list_keys(s, again, narrow_bound(s, again, s.bound, k));
+  if (s.count > kListedKeys) list_keys(s, above, narrow_bound(s, above, s.bound, k));
   const int count = smaller(s.count, kListedKeys);
   for (int own = thread; own < count; own += kRankThreads) {
     const uint64_t key = s.listed[own];

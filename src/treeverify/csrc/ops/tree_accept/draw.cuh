@@ -105,11 +105,16 @@ __device__ __forceinline__ uint64_t warp_max(uint64_t value) {
 template <class T>
 __device__ __forceinline__ uint64_t best_token(DrawShared& s, Team& team, const T* row) {
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
-  uint64_t best = 0;
-  each_token(row, team.first + thread, kDrawThreads, team.end, [&](int token, float x) {
-    const uint64_t key = static_cast<uint64_t>(ordered_bits(x)) << 32 | ~static_cast<uint32_t>(token);
-    best = key > best ? key : best;
+  float highest = -INFINITY;
+  int at = 0;
+  bool bad = false;
+  each_token(row, team.first + thread, kDrawThreads, team.end, [&](int token, float x) {  // by rising id
+    at = x > highest ? token : at;
+    highest = fmaxf(highest, x);
+    bad |= x != x;
   });
+  if (bad) highest = NAN;
+  uint64_t best = static_cast<uint64_t>(ordered_bits(highest)) << 32 | ~static_cast<uint32_t>(at);
   best = warp_max(best);
   if (lane == 0) s.best[thread / 32] = best;
   __syncthreads();
