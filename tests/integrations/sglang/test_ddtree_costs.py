@@ -170,6 +170,19 @@ def test_a_server_without_graphs_has_none(captured: Any) -> None:
     assert captured.model_runner.decode_cuda_graph_runner is None
 
 
+def test_what_is_measured_is_what_the_server_can_hold() -> None:
+    pool = SimpleNamespace(req_to_token=torch.zeros(7, 200, dtype=torch.int32), size=6)
+    model = SimpleNamespace(context_len=150)
+    runner = SimpleNamespace(req_to_token_pool=pool, max_total_num_tokens=1000, model_config=model)
+    runner.decode_cuda_graph_runner = SimpleNamespace(capture_bs=[1, 2, 4, 8])
+    worker = SimpleNamespace(model_runner=runner)
+    assert graphs.room(worker) == 150
+    assert graphs.captured_batches(worker) == [1, 2, 4]
+    runner.decode_cuda_graph_runner, runner.max_total_num_tokens = None, 40
+    assert graphs.room(worker) == 40
+    assert graphs.captured_batches(worker) == [6]
+
+
 def test_a_rehearsal_lends_rows_and_gives_them_back() -> None:
     pool = SimpleNamespace(req_to_token=torch.zeros(4, 12, dtype=torch.int32), size=3)
     model = SimpleNamespace(vocab_size=2)

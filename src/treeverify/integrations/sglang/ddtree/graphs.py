@@ -147,9 +147,10 @@ def rehearsal(worker: Any, requests: int, context: int) -> Iterator[Rehearsal]:
 
 
 def room(worker: Any) -> int:
-    """Return the most tokens that a request's row of the slot table holds."""
-    found: int = worker.model_runner.req_to_token_pool.req_to_token.shape[1]
-    return min(found, int(read(worker.model_runner, "max_total_num_tokens")))
+    """Return the most tokens of one request: positions end with the model's context."""
+    runner = worker.model_runner
+    columns = runner.req_to_token_pool.req_to_token.shape[1]
+    return int(min(columns, read(runner, "max_total_num_tokens"), runner.model_config.context_len))
 
 
 def rehearse_verify(
@@ -196,7 +197,5 @@ def is_first_rank() -> bool:
 
 def captured_batches(worker: Any) -> list[int]:
     """Return the batches that verify graphs are captured for, rising; without graphs the most requests alone."""
-    captured = worker.model_runner.decode_cuda_graph_runner
-    if captured is None:
-        return [int(worker.model_runner.req_to_token_pool.size)]
-    return sorted(captured.capture_bs)
+    captured, most = worker.model_runner.decode_cuda_graph_runner, int(worker.model_runner.req_to_token_pool.size)
+    return [most] if captured is None else sorted(batch for batch in captured.capture_bs if batch <= most)
