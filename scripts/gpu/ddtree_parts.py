@@ -35,6 +35,8 @@ def activate():
     Steps._accept = noted
 """
 """A plugin of SGLang; a rank waits for its device in each step, which changes no token."""
+TWO = ("ddtree17-tp2", "auto33-tp2")
+"""Servers over two GPUs: with widths by cost the ranks must choose alike, or what they accept differs."""
 TEXTS = 50
 CUTS = (40, 100, 160, 220)
 """Tokens of the prefixes of one held-out text."""
@@ -42,29 +44,35 @@ CUTS = (40, 100, 160, 220)
 
 def tokens(part: Part, choice: Choice) -> None:
     """Texts of DFLASH's chain and of DDTREE against plain decoding's, alone and in batches; servers do not mix."""
-    servers = servers_of(part, ["plain", "dflash", "ddtree17"])
+    servers = servers_of(part, ["plain", "dflash", "ddtree17", "auto33"])
     with running(part, list(servers.values())):
         prompts = starts(choice.prompts)
         for how, at_once in (("alone", 1), ("batch", AT_ONCE)):
             part.keep(how, _against(part, servers, prompts, choice.new, at_once))
-        part.keep("ddtree", servers["ddtree17"].state("ddtree"))
+        part.keep("ddtree", {name: servers[name].state("ddtree") for name in ("ddtree17", "auto33")})
+        part.keep("notes_auto", servers["auto33"].notes())
 
 
 def tp2(part: Part, choice: Choice) -> None:
     """Texts over two GPUs against those over one; each rank writes what it accepts to a file, and they are the same."""
     servers = servers_of(part, ["plain", "ddtree17"])
-    plugin = plant(part.folder, "note_ids", NOTE_IDS.format(folder=str(part.folder)))
-    two = "ddtree17-tp2"
-    more = servers_of(part, [two], slot=len(servers), PYTHONPATH=f"{plugin}:{os.environ.get('PYTHONPATH', '')}")
-    servers |= more
+    for two in TWO:
+        plugin = plant(part.folder / two, "note_ids", NOTE_IDS.format(folder=str(part.folder / two)))
+        path = f"{plugin}:{os.environ.get('PYTHONPATH', '')}"
+        servers |= servers_of(part, [two], slot=len(servers), PYTHONPATH=path)
     with running(part, list(servers.values())):
         for how, at_once in (("alone", 1), ("batch", AT_ONCE)):
             part.keep(how, _against(part, servers, starts(choice.prompts), choice.new, at_once, base="ddtree17"))
-    ids = [file.read_text() for file in sorted(part.folder.glob("rank-*.ids"))]
-    steps = [text.count("\n") for text in ids]
-    part.keep("ranks", {"steps": steps, "same_ids": len(set(ids)) == 1})
-    if len(ids) != 2 or len(set(ids)) != 1 or not steps[0]:
-        part.failures.append(f"tp2: files of accepted ids: {len(ids)}, steps {steps}, expected two that are the same")
+        part.keep("ddtree", {name: servers[name].state("ddtree") for name in TWO})
+    ranks = {}
+    for two in TWO:
+        ids = [file.read_text() for file in sorted((part.folder / two).glob("rank-*.ids"))]
+        steps = [text.count("\n") for text in ids]
+        ranks[two] = {"steps": steps, "same_ids": len(set(ids)) == 1}
+        if len(ids) != 2 or len(set(ids)) != 1 or not steps[0]:
+            expected = "two that are the same"
+            part.failures.append(f"{two}: files of accepted ids: {len(ids)}, steps {steps}, expected {expected}")
+    part.keep("ranks", ranks)
 
 
 def _against(
