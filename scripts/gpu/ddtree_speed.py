@@ -22,6 +22,10 @@ AUTO = "auto65"
 AUTO_FLOOR = 0.97
 """Of the tokens per second of the best of plain decoding, the chain and the trees."""
 BATCHES = (1, 4, AT_ONCE)
+AUTO_START = 70
+"""Seconds for its server to come up."""
+LEAST = 0.35
+"""Seconds of a window with what is around it."""
 PREFIX = 1024
 LONG = 32768
 GAP_STEPS = 200
@@ -59,14 +63,17 @@ def _windows(part: Part, pair: Pair, prompts: list[list[int]], most: int) -> Non
         needed = [server for server in servers.values() if server not in rivals]
         up = stack.enter_context(running(part, needed, rivals))
         sides = {name: Side(server) for name, server in servers.items() if server not in rivals or server in up}
-        auto = servers_of(part, [AUTO], pair, slot=len(servers))[AUTO]
-        if stack.enter_context(running(part, [], [auto])):
-            sides[AUTO] = Side(auto)
-            part.keep("notes_auto", auto.notes())
+        if part.left() > AUTO_START + len(BATCHES) * ROUNDS * (len(sides) + 1) * LEAST:
+            auto = servers_of(part, [AUTO], pair, slot=len(servers))[AUTO]
+            if stack.enter_context(running(part, [], [auto])):
+                sides[AUTO] = Side(auto)
+                part.keep("notes_auto", auto.notes())
+        else:
+            part.failures.append(f"{AUTO} not started for want of time: {part.left():.0f} s are left")
         points: list[dict[str, Any]] = []
         for number, batch in enumerate(BATCHES):
             budget = part.left() / (len(BATCHES) - number)
-            if budget < ROUNDS * len(sides) * 0.35:
+            if budget < ROUNDS * len(sides) * LEAST:
                 part.failures.append(f"not reached for want of time: batches {BATCHES[number:]}")
                 break
             windows = rotate(sides, prompts[:batch], seconds_of(budget * 0.85, len(sides)), most)

@@ -42,6 +42,7 @@ def live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     monkeypatch.setattr(found.live_speed, "PROFILES", 1.0)
     monkeypatch.setattr(found.live_speed, "POINTS", ((130, 1),))
     monkeypatch.setattr(found.ddtree_speed, "BATCHES", (2,))
+    monkeypatch.setattr(found.ddtree_speed, "AUTO_START", 1)
     monkeypatch.setattr(found.ddtree_speed, "TREES", ("ddtree9", "ddtree33"))
     monkeypatch.setattr(found.ddtree_parts, "TEXTS", 1)
     return found
@@ -173,6 +174,18 @@ def test_widths_by_cost_are_judged_by_the_whole_interval(live: SimpleNamespace) 
     (failure,) = live.ddtree_speed.judge_auto(4, {"auto_over_best": judged})
     assert failure == "batch 4: auto65 over ddtree17: 0.990 (0.969 to 1.010), aim 0.97"
     assert live.ddtree_speed.judge_auto(4, {}) == ["batch 4: auto65 is not there"]
+
+
+def test_widths_by_cost_are_left_out_for_want_of_time(
+    live: SimpleNamespace, part: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part.seconds = 12 + live.ddtree_speed.ROUNDS * 4 * live.ddtree_speed.LEAST
+    monkeypatch.setattr(live.ddtree_speed, "AUTO_START", 12)
+    live.live_part.run(part, lambda part: live.ddtree_speed.speed(part, None))
+    assert [failure for failure in part.failures if failure.startswith("auto65 not started for want of time: ")]
+    (point,) = record(part)["found"]["points"]
+    assert set(point["sides"]) == {"plain", "dflash-on", *live.ddtree_speed.TREES}
+    assert "batch 2: auto65 is not there" in part.failures
 
 
 def test_only_the_server_with_widths_by_cost_is_told_so(
