@@ -108,6 +108,16 @@ def test_the_binding_refuses_by_name_before_the_device_is_looked_at(library, ope
     assert "device" not in text
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("operator", ["draft_topk", "draft_topk_shard", "tree_accept_sampled"])
+def test_the_binding_refuses_a_workspace_that_is_one_element_short(library, operator):
+    arguments = tree_bad_calls.good_call(operator)
+    least = arguments["workspace"].numel()
+    arguments["workspace"] = arguments["workspace"][:-1]
+    with pytest.raises(ValueError, match=rf"^{operator}: workspace: .*expected >= {least}, got {least - 1}$"):
+        library.function(operator)(*flat(operator, arguments))
+
+
 @pytest.mark.parametrize(
     ("buffers", "message"),
     [
