@@ -1,7 +1,8 @@
 #!/bin/bash
 # Live parts in lanes on the GPUs that are visible: scripts/gpu/live_lanes.sh PLAN SECONDS, with OUT=FOLDER
 #   PLAN     lines of LANE NAME GPUS SECONDS AFTER COMMAND...; # begins a comment. A lane runs its parts in order, lanes run
-#            side by side. AFTER: a part of another lane that must have ended, or -.
+#            side by side. AFTER: a part of another lane that must have ended, or -; with + before it the part starts its
+#            servers at once and waits then (LIVE_HOLD names a file that is there when the other has ended).
 #   SECONDS  for all: a part gets its own limit or what is left, and none begins in the last 20 s
 # A part's COMMAND runs with OUT (its own folder), CUDA_VISIBLE_DEVICES, LIVE_PORTS (its own range) and LIVE_PIDS. At its
 # limit it gets SIGTERM, and SIGKILL 15 s later; its servers are ended after it in any case. What parts leave, with logs
@@ -12,15 +13,16 @@ work=$(mktemp -d); begin=$SECONDS
 left() { echo $((total - (SECONDS - begin))); }
 
 part() { # INDEX NAME GPUS SECONDS AFTER COMMAND
-  local folder=$work/$2 seconds=$4 code group started
+  local folder=$work/$2 seconds=$4 after=$5 hold= code group started
   mkdir -p "$folder"
-  while [ "$5" != - ] && [ ! -e "$work/.ended-$5" ] && [ "$(left)" -gt 20 ]; do sleep 1; done
+  case $after in +*) hold=$work/.ended-${after#+}; after=- ;; esac
+  while [ "$after" != - ] && [ ! -e "$work/.ended-$after" ] && [ "$(left)" -gt 20 ]; do sleep 1; done
   [ "$seconds" -gt $(($(left) - 20)) ] && seconds=$(($(left) - 20))
   if [ "$seconds" -le 0 ]; then
     echo "$2: not run, no time left"
   else
     started=$SECONDS
-    OUT=$folder CUDA_VISIBLE_DEVICES=$3 LIVE_PORTS=$((10000 + 3000 * ($1 % 7))) LIVE_PIDS=$folder/pids \
+    OUT=$folder CUDA_VISIBLE_DEVICES=$3 LIVE_PORTS=$((10000 + 2700 * ($1 - 1))) LIVE_PIDS=$folder/pids LIVE_HOLD=$hold \
       timeout -k 15 "$seconds" bash -c "$6" >"$folder/out.txt" 2>&1
     code=$?
     while read -r group; do kill -9 -- "-$group" 2>/dev/null; done < <(cat "$folder/pids" 2>/dev/null)
@@ -57,6 +59,7 @@ stopped() {
 }
 
 lines=$(sed -e 's/#.*//' -e '/^[[:space:]]*$/d' "$plan" | cat -n)
+[ "$(wc -l <<<"$lines")" -gt 8 ] && { echo "$plan: more than 8 parts: their ports would meet"; exit 2; }
 lanes=$(awk '{print $2}' <<<"$lines" | sort -u)
 set -m # each lane a process group, so that all of it can be stopped
 for lane in $lanes; do

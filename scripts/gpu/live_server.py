@@ -46,6 +46,8 @@ PORTS = int(os.environ.get("LIVE_PORTS", "10000"))
 SPACING = 300
 PIDS = os.environ.get("LIVE_PIDS")
 """File that gets the process group of every server, for whoever must end them if this process is killed."""
+HOLD = os.environ.get("LIVE_HOLD")
+"""File whose appearance is waited for once the servers are up: the end of a part that times on the same GPU."""
 ENVIRONMENT = {
     "SGLANG_IS_FLASHINFER_AVAILABLE": "false",
     "SGLANG_ENABLE_JIT_DEEPGEMM": "0",
@@ -178,12 +180,22 @@ def running(part: Part, servers: Sequence[Server], optional: Sequence[Server] = 
         down += [server.name for server in optional if server.name not in down and not server.writes()]
         part.failures += [f"{name} did not come up, or does not answer" for name in down]
         part.keep("up_s", part.spent())
+        if HOLD:
+            part.begin += hold(Path(HOLD))
         if {server.name for server in servers} & set(down):
             raise RuntimeError("stopped: a server that the part needs did not come up")
         yield [server for server in optional if server.name not in down]
     finally:
         for server in [*servers, *optional]:
             server.stop()
+
+
+def hold(ended: Path) -> float:
+    """Wait until ``ended`` is there; returns the seconds."""
+    begin = time.monotonic()
+    while not ended.exists():
+        time.sleep(0.2)
+    return time.monotonic() - begin
 
 
 def start(servers: Sequence[Server], seconds: float) -> list[str]:

@@ -68,11 +68,11 @@ def window(side: Side, prompts: list[list[int]], tokens: int) -> dict[str, float
 
 
 def length(one: dict[str, float], seconds: float, most: int) -> int:
-    """Tokens of a window that lasts about ``seconds`` and should hold twice ``STEPS`` steps, at most ``most``.
+    """Tokens of a window that lasts about ``seconds`` and should hold half as many steps again as ``STEPS``, at most ``most``.
 
     ``one`` is the window before it: acceptance changes while prefix cache and NGRAM's memory fill.
     """
-    steps = max(2 * STEPS, seconds * 1e3 / one["step_ms"])
+    steps = max(1.5 * STEPS, seconds * 1e3 / one["step_ms"])
     return max(16, min(most, math.ceil(steps * one["tokens_per_step"])))
 
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tarfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -73,6 +74,21 @@ def test_speed_compares_every_side_in_turns(live: SimpleNamespace, part: Any) ->
     assert point["waited_ms"] == {"off": pytest.approx(0.001), "on": pytest.approx(0.001)}
     assert point["attention_ms"] == {"off": pytest.approx(0.004), "on": pytest.approx(0.004)}
     assert not [failure for failure in part.failures if "Error" in failure or live.live_part.UNFINISHED in failure]
+
+
+def test_a_held_part_waits_with_its_servers_up(
+    live: SimpleNamespace, part: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = tmp_path / "ended"
+    monkeypatch.setattr(live.live_server, "HOLD", str(ended))
+    server = live.live_server.Server("held", tmp_path, 0, part.folder, [])
+    begin = part.begin
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(lambda: (server.wait(time.time() + 20), time.sleep(0.5), ended.touch()))
+        with live.live_server.running(part, [server]):
+            assert ended.exists()
+    assert part.begin - begin > 0.3
+    assert part.left() > 60 - 20
 
 
 def test_a_floor_is_judged_by_the_time_of_a_step(live: SimpleNamespace) -> None:
@@ -279,7 +295,7 @@ def test_plans_name_parts_that_exist(live: SimpleNamespace) -> None:
         for _, _, gpus, seconds, after, *command in lines:
             assert set(gpus) <= set("01,")
             assert int(seconds) < 550
-            assert after in ("-", *names)
+            assert after.removeprefix("+") in ("-", *names)
             parts = set(command[command.index("--parts") + 1].split(",")) if "--parts" in command else set()
             there = {"LIVE=ddtree_live.py": trees, "LIVE=cutover_live.py": {"live", "trees", "broken"}}
             assert parts <= there.get(command[0], known)
@@ -291,6 +307,7 @@ def test_lanes_keep_limits_order_ports_and_what_parts_leave(tmp_path: Path) -> N
         """
 a one   0 9 -   echo '{"part": "one"}'; echo $LIVE_PORTS $CUDA_VISIBLE_DEVICES >$OUT/one.json; exit 3
 a two   0 1 -   setsid sleep 60 & echo $! >$LIVE_PIDS; echo kept >$OUT/two.json; sleep 60
+c four  1 9 +two until [ -e $LIVE_HOLD ]; do sleep 0.1; done; cat $LANES/*/two/two.json >$OUT/four.json
 b three 1 9 two head -c 90000 /dev/zero >$OUT/three.log; cat $LANES/*/two/two.json - <<<$LIVE_PORTS >$OUT/three.json
 """
     )
@@ -308,6 +325,7 @@ b three 1 9 two head -c 90000 /dev/zero >$OUT/three.log; cat $LANES/*/two/two.js
     with tarfile.open(tmp_path / "lanes.tar.gz") as archive:
         kept = {name.removeprefix("./"): archive.extractfile(name) for name in archive.getnames()}
         texts = {name: file.read() for name, file in kept.items() if file}
-    assert texts["one/one.json"] == b"13000 0\n"
-    assert texts["three/three.json"] == b"kept\n19000\n"
+    assert texts["one/one.json"] == b"10000 0\n"
+    assert texts["three/three.json"] == b"kept\n18100\n"
+    assert texts["four/four.json"] == b"kept\n"
     assert len(texts["three/three.log"]) == 60000
