@@ -115,7 +115,11 @@ class Calibration:
 
 
 class Pauses:
-    """Whether drafting pays at all: if it has not of late, the next steps draft nothing, and then it is tried again."""
+    """Whether drafting pays at all: if it has not of late, the next steps draft nothing, and then one tries again.
+
+    What drafting had gained before a pause is forgotten by then: a try is judged against plain decoding alone, or one
+    unlucky stretch would outlast many tries.
+    """
 
     def __init__(self) -> None:
         """Start with trust in drafting."""
@@ -123,6 +127,7 @@ class Pauses:
         """Pauses so far."""
         self._tokens, self._cost = 2.0, 1.0  # averages per drafted step: tokens of a request, time over a plain step's
         self._next, self._left = SHORTEST_PAUSE, 0
+        self._tries = self._waits = False
 
     @property
     def gain(self) -> float:
@@ -130,23 +135,34 @@ class Pauses:
         return self._tokens / self._cost
 
     def drafts(self) -> bool:
-        """Whether the next step drafts; asked once for each step."""
+        """Whether the next step drafts; asked once for each step.
+
+        The step after a try waits for its outcome, if that has not come yet, but no further step does.
+        """
         if self._left > 0:
             self._left -= 1
+            if self._left == 0:
+                self._tokens, self._tries = self._cost, True
             return False
+        if self._waits:
+            self._waits = False
+            return False
+        self._tries, self._waits = False, self._tries
         return True
 
-    def observe(self, tokens: float, cost: float) -> None:
+    def observe(self, tokens: float, cost: float, promising: bool = False) -> None:
         """One drafted step: tokens per request, and its time over that of a plain step.
 
-        A step that was launched before a pause began may be observed in it: it counts, but begins no further pause.
+        ``promising``: more was expected of it than of a plain step, which forbids a pause. A step that was launched
+        before a pause began may be observed in it: it counts, but begins no further pause.
         """
         self._tokens = RECENT * self._tokens + (1 - RECENT) * tokens
         self._cost = RECENT * self._cost + (1 - RECENT) * cost
+        self._waits = False
         if self._left > 0:
             return
-        if self.gain < 1:
+        if self.gain >= 1:
+            self._next = SHORTEST_PAUSE
+        elif not promising:
             self._left, self._next = self._next, min(2 * self._next, LONGEST_PAUSE)
             self.begun += 1
-        else:
-            self._next = SHORTEST_PAUSE

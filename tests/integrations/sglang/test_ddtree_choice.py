@@ -152,7 +152,54 @@ def test_what_was_launched_before_a_pause_does_not_lengthen_it() -> None:
         waiting = [plan]
     text = "".join("d" if width > 1 else "." for width in widths)
     first = text.index(".")
-    assert text[first:].startswith("." * SHORTEST_PAUSE + "dd" + "." * 2 * SHORTEST_PAUSE + "dd")
+    waits = "."  # one try, whose outcome is waited for
+    assert text[first:].startswith("." * SHORTEST_PAUSE + "d" + waits + "." * 2 * SHORTEST_PAUSE + "d")
+
+
+WIDE = (1, 5, 8, 17, 33)
+
+
+@pytest.mark.parametrize("requests", [1, 16])
+@pytest.mark.parametrize("trust", [0.5, 2.0])
+@pytest.mark.parametrize(
+    ("verify", "draft", "drafted_tokens", "best"),
+    [
+        ((1.0, 1.02, 1.03, 1.05, 1.1), 0.1, 2.0, 33),
+        ((1.0, 1.1, 1.2, 2.0, 4.0), 0.3, 3.0, 8),
+        ((1.0, 2.0, 3.0, 5.0, 9.0), 1.0, 0.3, 1),
+        ((1.0, 1.3, 1.4, 1.6, 2.2), 0.5, 0.6, 1),
+    ],
+)
+def test_it_loses_little_to_the_best_fixed_width(
+    verify: tuple[float, ...], draft: float, drafted_tokens: float, best: int, trust: float, requests: int
+) -> None:
+    """3,000 steps, outcomes one step late; the drafter's probabilities are off by ``trust`` and by noise."""
+    numbers = np.random.default_rng(3)
+    cells = np.array(verify).reshape(-1, 1, 1)
+    chooser = choice.Choice({"off": CostTable(WIDE, (1,), (1,), cells, np.full((1, 1), draft))})
+    nodes = np.arange(1, WIDE[-1]) ** -1.1
+    nodes *= drafted_tokens / nodes.sum()
+    milliseconds = {width: ms + draft * (width > 1) for width, ms in zip(WIDE, verify, strict=True)}
+    rates = {width: (1 + nodes[: width - 1].sum()) / milliseconds[width] for width in WIDE}
+    assert max(rates, key=rates.__getitem__) == best
+    tokens, spent, waiting = 0.0, 0.0, []
+    for _ in range(3000):
+        plan = chooser.plan(requests, 10, "off")
+        drafts = numbers.poisson(nodes[: plan.width - 1].sum(), requests)
+        told = np.concatenate(([1.0], nodes * trust * np.exp(numbers.normal(0, 0.3)))) * requests
+        tokens, spent = tokens + 1 + drafts.mean(), spent + milliseconds[plan.width]
+        if waiting and waiting[0].width > 1:
+            chooser.observe(*waiting)
+        waiting = [plan, drafts.tolist(), told]
+    assert tokens / spent > 0.96 * rates[best]
+
+
+def test_what_is_promising_is_not_paused() -> None:
+    """An unlucky stretch of a draft that is expected to pay."""
+    chooser = choice.Choice({"off": table((1.0, 1.01, 1.02), draft=0.01)})
+    for _ in range(20):
+        assert drafted(chooser, [0, 0], np.array([2.0, 2.0, 2.0, 2.0, 2.0])) > 1
+        assert drafted(chooser, [4, 4], np.array([2.0, 2.0, 2.0, 2.0, 2.0])) > 1
 
 
 def test_twice_or_half_as_many_requests_end_a_pause() -> None:

@@ -28,6 +28,8 @@ class Plan(NamedTuple):
     requests: int
     cost: float
     """The step's time over that of a plain one."""
+    promising: bool
+    """Whether more tokens per time are expected of it than of a plain one."""
 
 
 class Choice:
@@ -53,8 +55,9 @@ class Choice:
         if self._pauses.drafts():
             rung = 1 if self._mass is None else 1 + self._best(step_ms)
         cost = float(step_ms[rung]) / table.plain_ms(requests, context) if rung else 1.0
+        promising = self._mass is None or 1 + self._calibration.factor * self._mass[rung] >= cost
         self.widths[self.ladder[rung]] += 1
-        return Plan(self.ladder[rung], rung, requests, cost)
+        return Plan(self.ladder[rung], rung, requests, cost, bool(promising))
 
     def observe(self, plan: Plan, drafts: Sequence[int], probabilities: NDArray[np.float64]) -> None:
         """The outcome of a step that drafted.
@@ -68,7 +71,7 @@ class Choice:
         accepted = sum(drafts) / plan.requests
         if mass[plan.rung] > 0:
             self._calibration.observe(accepted, float(mass[plan.rung]))
-        self._pauses.observe(1 + accepted, plan.cost)
+        self._pauses.observe(1 + accepted, plan.cost, plan.promising)
 
     def report(self) -> dict[str, object]:
         """The choices so far as plain values."""
