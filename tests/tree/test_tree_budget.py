@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treeverify.errors import ContractError
-from treeverify.tree.budget import LEAST, MOST, Calibration, choose_width, path_mass
+from treeverify.tree.budget import LEAST, MOST, SHORTEST_PAUSE, Calibration, Pauses, choose_width, path_mass
 from treeverify.tree.build import Candidates, build_scored, build_tree
 
 HALVES = st.sampled_from([0.0, -np.log(2), -np.log(4), -np.log(8), -20.0, -np.inf])
@@ -128,3 +128,44 @@ def test_bad_arguments_are_refused_by_name(arguments, message):
 def test_bad_observations_are_refused():
     with pytest.raises(ContractError, match="accepted, expected"):
         Calibration().observe(float("nan"), 1.0)
+
+
+def pause(pauses):
+    """Steps of the pause that unlucky steps begin, of which the first has been asked for; asks for the try after it."""
+    before, waited = pauses.begun, 0
+    while True:
+        pauses.observe(0.2, 1.0)
+        if pauses.begun > before:
+            break
+        assert pauses.drafts()
+    while not pauses.drafts():
+        waited += 1
+    return waited
+
+
+def test_a_try_is_judged_by_itself_and_one_that_pays_makes_pauses_short_again():
+    pauses = Pauses()
+    assert pauses.drafts()
+    assert [pause(pauses) for _ in range(5)] == [16, 32, 64, 128, 128]
+    pauses.observe(1.01, 1.0)
+    assert pauses.gain > 1
+    assert pauses.drafts()
+    assert pause(pauses) == SHORTEST_PAUSE
+    assert pauses.begun == 6
+
+
+def test_what_is_promising_is_not_paused():
+    pauses = Pauses()
+    for _ in range(100):
+        assert pauses.drafts()
+        pauses.observe(0.2, 1.0, promising=True)
+    assert (pauses.begun, pauses.gain < 0.3) == (0, True)
+    pauses.observe(0.2, 1.0)
+    assert not pauses.drafts()
+
+
+def test_the_step_after_a_try_waits_for_it_once():
+    pauses = Pauses()
+    assert pauses.drafts()
+    pause(pauses)  # the outcome of the try does not come
+    assert [pauses.drafts() for _ in range(4)] == [False, True, True, True]

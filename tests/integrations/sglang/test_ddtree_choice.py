@@ -194,12 +194,15 @@ def test_it_loses_little_to_the_best_fixed_width(
     assert tokens / spent > 0.96 * rates[best]
 
 
-def test_what_is_promising_is_not_paused() -> None:
-    """An unlucky stretch of a draft that is expected to pay."""
-    chooser = choice.Choice({"off": table((1.0, 1.01, 1.02), draft=0.01)})
-    for _ in range(20):
-        assert drafted(chooser, [0, 0], np.array([2.0, 2.0, 2.0, 2.0, 2.0])) > 1
-        assert drafted(chooser, [4, 4], np.array([2.0, 2.0, 2.0, 2.0, 2.0])) > 1
+def test_an_unlucky_stretch_of_a_draft_that_is_expected_to_pay_is_borne() -> None:
+    """The width is certain by the drafter; nothing is accepted for three steps after fifty that were."""
+    chooser, certain = choice.Choice({"off": table((1.0, 1.9, 1.9), draft=0.0)}), np.full(5, 2.0)
+    for _ in range(50):
+        assert drafted(chooser, [1, 1], certain) > 1
+    for _ in range(3):
+        assert drafted(chooser, [0, 0], certain) > 1
+    assert chooser.report()["gain"] < 1  # type: ignore[operator]
+    assert drafted(chooser, [1, 1], certain) > 1
 
 
 def test_twice_or_half_as_many_requests_end_a_pause() -> None:
