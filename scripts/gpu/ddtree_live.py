@@ -5,7 +5,7 @@ sampling    seeds repeat their texts at temperature 1
 law         tokens 2 to 4 of many seeds against the law that a plain server's log-probabilities give
 acceptance  one step after each prefix, beside the embedded engine's
 gap         GPU time between verify and the next draft; synchronising calls per step beside DFLASH's
-speed       windows of plain, chains (ours, FA3) and trees of 8 to 64 at 1k, packaged model, bs 1, 4, 16
+speed       windows of plain, chains (ours, FA3), trees of 8 to 64, widths by cost at 1k, packaged model, bs 1, 4, 16
 speed32k    the same at 32k on the random model, whose acceptance means nothing: judge the time of a step
 tp2         two GPUs: texts against one GPU's, the same ids on both ranks
 
