@@ -58,7 +58,7 @@ def grid_of(ladder: tuple[int, ...], batches: list[int], room: int, cuda: bool) 
         return Grid(ladder, (1,), (min(_SMALL_CONTEXT, longest),), rounds=1, steps=1)
     most = batches[-1]
     counts = {batch for batch in _BATCHES if batch < most} | {most}
-    return Grid(ladder, tuple(sorted(counts)), tuple(sorted({min(c, longest) for c in _CONTEXTS})), rounds=3, steps=2)
+    return Grid(ladder, tuple(sorted(counts)), tuple(sorted({min(c, longest) for c in _CONTEXTS})), rounds=10, steps=2)
 
 
 def costs_of(worker: Any, ladder: tuple[int, ...], step: Step) -> dict[str, CostTable]:
