@@ -26,12 +26,13 @@ from tree_implementations import Api  # noqa: E402
 
 from treeverify.ops import compiled  # noqa: E402
 
-MODULES = ("check_build", "check_accept", "check_commit", "check_mask", "check_topk")
+MODULES = ("check_build", "check_accept", "check_commit", "check_mask", "check_topk", "check_window")
 SMALL = (
     "all_equal", "nothing_to_draft", "of_equal_siblings_the_first", "garbage_in_padded_requests", "mixed_batch_walks",
     "the_draw_is_exact_where_all_weights_are_equal", "a_row_without_a_law_ends_the_walk", "padded_requests",
     "gathers", "dtypes_and_batches", "garbage_parents_are_padding", "bfloat16_and_batches",
-    "adversarial_orders", "nan_and_infinity_spoil_their_own_row",
+    "adversarial_orders", "nan_and_infinity_spoil_their_own_row", "index_dtypes_and_batches",
+    "places_outside_the_table_are_slot_zero",
 )  # fmt: skip
 """What a sanitizer run can afford: hostile data for every operator, groups of blocks among them."""
 

@@ -13,6 +13,7 @@ _PUBLIC = {
     "draft_topk": "treeverify.ops.draft_topk.api",
     "draft_topk_combine": "treeverify.ops.draft_topk.api",
     "draft_topk_shard": "treeverify.ops.draft_topk.api",
+    "draft_window": "treeverify.ops.draft_window.api",
     "feature_gather": "treeverify.ops.feature_gather.api",
     "kv_compact": "treeverify.ops.kv_compact.api",
     "tree_accept": "treeverify.ops.tree_accept.api",

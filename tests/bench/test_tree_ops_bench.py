@@ -24,7 +24,7 @@ def test_a_point_leaves_a_checked_record_for_each_operator_and_chain(tmp_path, m
     assert kept[0]["measures"]["accepted"] == 4  # as deep as the draft
 
 
-@pytest.mark.parametrize("operator", ["rank", "build", "mask", "accept", "gather", "compact", "combine"])
+@pytest.mark.parametrize("operator", ["open", "rank", "build", "mask", "accept", "gather", "compact", "combine"])
 def test_an_operator_that_does_nothing_is_caught(operator):
     work = tree_ops.Workload(TINY, CPU)
     work.roots += 1
@@ -33,5 +33,7 @@ def test_an_operator_that_does_nothing_is_caught(operator):
     setattr(work, operator, lambda *arguments: None)
     if operator == "rank":
         work.ranked.log_probs.fill_(-1.0)
-    with pytest.raises(ParityError, match=r"^(draft_topk|tree_build|tree_mask|tree_accept|feature_gather|kv_compact)"):
+    with pytest.raises(
+        ParityError, match=r"^(draft_window|draft_topk|tree_build|tree_mask|tree_accept|feature_gather|kv_compact)"
+    ):
         check_all(work)

@@ -22,6 +22,8 @@ from treeverify.bench.tree_ops_check import check_all
 from treeverify.errors import ConfigError
 from treeverify.ops.draft_topk.api import draft_topk, draft_topk_combine, draft_topk_shard
 from treeverify.ops.draft_topk.contract import Ranked, workspace_elements
+from treeverify.ops.draft_window.api import draft_window
+from treeverify.ops.draft_window.contract import DraftWindow
 from treeverify.ops.feature_gather.api import feature_gather
 from treeverify.ops.feature_gather.contract import Gathered
 from treeverify.ops.kv_compact.api import kv_compact
@@ -66,6 +68,9 @@ class Workload:
         self.ranked, self.combined = Ranked.empty(batch, depth, k, device), Ranked.empty(batch, depth, k, device)
         self.shards = torch.empty(size.shards, batch, depth, k + 1, dtype=torch.int64, device=device)
         self.roots = torch.zeros(batch, dtype=torch.int64, device=device)
+        self.rows = torch.arange(batch, device=device).flip(0)
+        self.table = torch.arange(batch * 8192, dtype=torch.int32, device=device).view(batch, 8192)
+        self.window = DraftWindow.empty(batch, min(depth + 1, width), width, device)
         self.trees = DraftTrees.empty(batch, width, device)
         self.prefixes = torch.full((batch,), 4096, dtype=torch.int64, device=device)
         self.masks = TreeMasks.empty(batch, width, device)
@@ -111,6 +116,12 @@ class Workload:
             torch.full((batch,), top_p, device=device),
             torch.zeros(batch, device=device),
         )
+
+    def open(self) -> None:
+        """draft_window."""
+        block, width = self.window.ids.shape[1], self.size.budget + 1
+        given = (self.rows, self.prefixes, self.table, self.roots)
+        draft_window(*given, block=block, width=width, mask_token=self.size.vocab - 1, out=self.window)
 
     def rank(self) -> None:
         """draft_topk of the whole vocabulary."""
@@ -160,6 +171,7 @@ class Workload:
         plain, nucleus = self.law(1.0), self.law(0.95)
         commit = (lambda: self.compact(self.path), self.gather)
         return {
+            "draft_window": self.open,
             "draft_topk": self.rank,
             f"draft_topk_shard of {self.size.shards}": self.rank_shard,
             f"draft_topk_combine of {self.size.shards}": self.combine,

@@ -9,6 +9,7 @@ import torch
 from treeverify.errors import ParityError
 from treeverify.ops.draft_topk.contract import Ranked, log_prob_error
 from treeverify.ops.draft_topk.reference import draft_topk_reference
+from treeverify.ops.draft_window.reference import draft_window_reference
 from treeverify.ops.feature_gather.reference import feature_gather_reference
 from treeverify.ops.tree_accept.reference import tree_accept_reference, tree_accept_sampled_reference
 from treeverify.ops.tree_build.reference import tree_build_reference
@@ -24,8 +25,11 @@ def check_all(work: Workload) -> None:
     size, trees = work.size, work.trees
     for shard in range(size.shards):
         work.rank_shard(shard)
-    for call in (work.rank, work.combine, work.build, work.mask, work.accept, work.gather):
+    for call in (work.open, work.rank, work.combine, work.build, work.mask, work.accept, work.gather):
         call()
+    sizes = {"block": work.window.ids.shape[1], "width": size.budget + 1, "mask_token": size.vocab - 1}
+    window = draft_window_reference(work.rows, work.prefixes, work.table, work.roots, **sizes)
+    _fields("draft_window", work.window, window)
     want = draft_topk_reference(work.logits, size.budget)
     logits = work.logits.gather(2, want.token_ids)
     for ranked in (work.ranked, work.combined):

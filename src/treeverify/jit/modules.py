@@ -85,7 +85,7 @@ class Module:
 _ATTENTION = "ops/tree_attention"
 _PORTABLE = (f"{_ATTENTION}/portable_launch.cu",)
 _BINDING = (f"{_ATTENTION}/binding.cc",)
-_TREE_OPS = ("draft_topk", "feature_gather", "kv_compact", "tree_accept", "tree_build", "tree_mask")
+_TREE_OPS = ("draft_topk", "draft_window", "feature_gather", "kv_compact", "tree_accept", "tree_build", "tree_mask")
 
 MODULES = {
     module.name: module

@@ -12,6 +12,7 @@ void launch(unsigned blocks, int threads, Body body) {
 }  // namespace emulator
 
 #include "ops/draft_topk/draft_topk_launch.cu"
+#include "ops/draft_window/draft_window_launch.cu"
 #include "ops/feature_gather/feature_gather_launch.cu"
 #include "ops/kv_compact/kv_compact_launch.cu"
 #include "ops/tree_accept/tree_accept_launch.cu"
@@ -46,6 +47,7 @@ cudaError_t cudaLaunchCooperativeKernel(const void* kernel, dim3 blocks, dim3 th
 
 int topk_tiles(const TopkTileParams* p) { return launch_topk_tiles(*p, nullptr); }
 int topk_merge(const TopkMergeParams* p) { return launch_topk_merge(*p, nullptr); }
+int draft_window(const DraftWindowParams* p) { return launch_draft_window(*p, nullptr); }
 int feature_gather(const FeatureGatherParams* p) { return launch_feature_gather(*p, nullptr); }
 int kv_compact(const KvCompactParams* p) { return launch_kv_compact(*p, nullptr); }
 int tree_accept(const TreeAcceptParams* p) { return launch_tree_accept(*p, nullptr); }

@@ -33,6 +33,11 @@ TopkTile = struct(
     is_bf16=B,
 )  # fmt: skip
 TopkMerge = struct("TopkMerge", parts=P, packed=P, log_probs=P, token_ids=P, count=I, rows=I, k=I)
+Window = struct(
+    "Window",
+    request_rows=P, lengths=P, slot_table=P, roots=P, slots=P, block_slots=P, ids=P, positions=P, rows=L, columns=L,
+    mask_token=L, batch=I, width=I, block=I, rows_is_64=B, lengths_is_64=B, roots_is_64=B,
+)  # fmt: skip
 Gather = struct(
     "Gather",
     features=P, path=P, lengths=P, slots=P, prefix_lengths=P, packed=P, packed_slots=P, positions=P, row_bytes=L,
@@ -63,8 +68,9 @@ Mask = struct(
     prefix_is_64=B,
 )  # fmt: skip
 FUNCTIONS = {
-    "topk_tiles": TopkTile, "topk_merge": TopkMerge, "feature_gather": Gather, "kv_compact": Compact,
-    "tree_accept": Accept, "tree_accept_sampled": Sampled, "tree_build": Build, "tree_mask": Mask,
+    "topk_tiles": TopkTile, "topk_merge": TopkMerge, "draft_window": Window, "feature_gather": Gather,
+    "kv_compact": Compact, "tree_accept": Accept, "tree_accept_sampled": Sampled, "tree_build": Build,
+    "tree_mask": Mask,
 }  # fmt: skip
 
 
@@ -110,6 +116,16 @@ class Emulated:
         batch, depth, k = log_probs.shape
         sizes = {"batch": batch, "depth": depth, "k": k, "width": budget + 1}
         self._run("tree_build", log_probs=log_probs, token_ids=token_ids, roots=roots, **vars(out), **sizes)
+        return out
+
+    def draft_window(self, request_rows, lengths, slot_table, roots, *, block, width, mask_token, out):
+        rows, columns = slot_table.shape
+        sizes = {"rows": rows, "columns": columns, "mask_token": mask_token}
+        sizes |= {"batch": len(request_rows), "width": width, "block": block}
+        tensors = {"request_rows": request_rows, "lengths": lengths, "slot_table": slot_table, "roots": roots}
+        wide = [tensor.dtype == torch.int64 for tensor in (request_rows, lengths, roots)]
+        kinds = dict(zip(("rows_is_64", "lengths_is_64", "roots_is_64"), wide, strict=True))
+        self._run("draft_window", **tensors, **vars(out), **sizes, **kinds)
         return out
 
     def tree_mask(self, parents, prefix_lengths, *, out):

@@ -13,6 +13,7 @@ from tree_cases import equal
 import treeverify
 from treeverify.ops import compiled
 from treeverify.ops.draft_topk.contract import Ranked, workspace_elements
+from treeverify.ops.draft_window.contract import DraftWindow
 from treeverify.ops.feature_gather.contract import Gathered
 from treeverify.ops.kv_compact.contract import PoolTable
 from treeverify.ops.tree_accept import contract as accept_contract
@@ -62,12 +63,17 @@ class Step:
         self.draw_workspace = torch.empty(draws, dtype=torch.int64, device=device)
         self.ranked = Ranked.empty(batch, depth, shape.budget, device)
         self.trees = DraftTrees.empty(batch, width, device)
+        self.rows = torch.arange(batch, device=device)
+        self.slot_table = torch.arange(batch * 1200, dtype=torch.int32, device=device).view(batch, 1200)
+        self.window = DraftWindow.empty(batch, min(depth + 1, width), width, device)
         self.masks = TreeMasks.empty(batch, width, device)
         self.accepted = Accepted.empty(batch, width, depth, device)
         self.gathered = Gathered.empty(batch, depth, self.features)
 
     def run(self) -> None:
-        """The six operators, in the order of a step."""
+        """The operators of a step, in their order."""
+        sizes = {"block": self.window.ids.shape[1], "width": self.shape.budget + 1, "mask_token": 3}
+        treeverify.draft_window(self.rows, self.prefixes, self.slot_table, self.roots, **sizes, out=self.window)
         treeverify.draft_topk(self.logits, self.shape.budget, out=self.ranked, workspace=self.workspace)
         self.run_after_ranking()
 
@@ -114,7 +120,7 @@ class Step:
     def outputs(self) -> dict[str, torch.Tensor]:
         """Every tensor that a step writes, by name."""
         found = {"bits": self.masks.bits, "positions": self.masks.positions.view(self.shape.batch, -1)}
-        for made in (self.ranked, self.trees, self.accepted, self.gathered):
+        for made in (self.window, self.ranked, self.trees, self.accepted, self.gathered):
             found |= {f"{type(made).__name__}.{name}": tensor for name, tensor in vars(made).items()}
         return found
 
@@ -135,6 +141,8 @@ def agrees_with_the_reference(step: Step, seed: int, live: int) -> None:
     whole.load(seed, live)
     for mine, pool in zip(twin.pools, whole.pools, strict=True):
         mine.copy_(pool)
+    sizes = {"block": twin.window.ids.shape[1], "width": width, "mask_token": 3}
+    treeverify.draft_window(twin.rows, twin.prefixes, twin.slot_table, twin.roots, **sizes, out=twin.window)
     treeverify.draft_topk(twin.logits, twin.shape.budget, out=twin.ranked)
     error = float((step.ranked.log_probs[:live].cpu() - twin.ranked.log_probs).abs().max())
     assert error < 1e-4, f"log-probabilities differ by {error}"  # the bound itself: check_topk

@@ -10,7 +10,7 @@ import torch
 from emulated import Emulated, compile_library
 from tree_implementations import Api
 
-MODULES = ("check_build", "check_accept", "check_commit", "check_mask", "check_topk")
+MODULES = ("check_build", "check_accept", "check_commit", "check_mask", "check_topk", "check_window")
 CHECKS = {
     f"{module[6:]}-{name}": check
     for module in MODULES

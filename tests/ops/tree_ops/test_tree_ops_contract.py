@@ -15,8 +15,8 @@ from treeverify.jit.modules import TARGETS, module_named
 from treeverify.ops.kv_compact.contract import PoolTable
 
 OPERATORS = (
-    "draft_topk", "draft_topk_combine", "draft_topk_shard", "feature_gather", "kv_compact", "tree_accept",
-    "tree_accept_sampled", "tree_build", "tree_mask",
+    "draft_topk", "draft_topk_combine", "draft_topk_shard", "draft_window", "feature_gather", "kv_compact",
+    "tree_accept", "tree_accept_sampled", "tree_build", "tree_mask",
 )  # fmt: skip
 
 
@@ -68,6 +68,7 @@ def flat(operator, arguments):
         "tree_mask": ("parents", "prefix_lengths"),
         "tree_accept": ("tokens", "parents", "samples"),
         "feature_gather": ("features", "path", "lengths", "slots", "prefix_lengths"),
+        "draft_window": ("request_rows", "lengths", "slot_table", "roots", "mask_token"),
         "draft_topk": ("logits", "workspace"),
         "draft_topk_shard": ("logits", "first_id", "workspace"),
         "draft_topk_combine": ("shards",),

@@ -7,6 +7,7 @@ import check_build
 import check_commit
 import check_mask
 import check_topk
+import check_window
 import pytest
 from emulated import Emulated, compile_library
 
@@ -54,6 +55,12 @@ PLANTED = {
         "for (int other = lane; other < request; other += 32) prefixes",
         "for (int other = lane + 1; other < request; other += 32) prefixes",
         check_mask.dtypes_and_batches,
+    ),
+    "the last column of the table is left out": (
+        f"{OPS}/draft_window/draft_window_kernel.cuh",
+        "length < p.columns - column;",
+        "length < p.columns - column - 1;",
+        check_window.index_dtypes_and_batches,
     ),
     "a tile's best are not compared with another's": (
         f"{OPS}/draft_topk/draft_topk_kernel.cuh",

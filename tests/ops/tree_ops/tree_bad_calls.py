@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from treeverify.ops.draft_topk.contract import Ranked, workspace_elements
+from treeverify.ops.draft_window.contract import DraftWindow
 from treeverify.ops.feature_gather.contract import Gathered
 from treeverify.ops.kv_compact.contract import PoolTable
 from treeverify.ops.tree_accept.contract import Accepted, LawTensors
@@ -58,6 +59,11 @@ def good_call(operator: str) -> dict[str, object]:
         "feature_gather": {
             "features": torch.zeros(BATCH * WIDTH, 6), "path": path, "lengths": lengths, "slots": slots,
             "prefix_lengths": ints(BATCH), "out": Gathered.empty(BATCH, DEPTH, torch.zeros(1, 6)),
+        },
+        "draft_window": {
+            "request_rows": ints(BATCH) + 1, "lengths": ints(BATCH) + 3, "slot_table": small(4, WIDTH + 6),
+            "roots": ints(BATCH), "block": DEPTH, "width": WIDTH, "mask_token": 7,
+            "out": DraftWindow.empty(BATCH, DEPTH, WIDTH, "cpu"),
         },
         "draft_topk": {
             "logits": torch.zeros(BATCH, DEPTH, VOCAB), **ranks, "out": Ranked.empty(BATCH, DEPTH, K, "cpu"),
@@ -124,6 +130,17 @@ CALLS = (
         torch.zeros(BATCH, DEPTH + 1, 7),
         r"(out\.features|packed): (shape|dimension 2)",
     ),
+    ("draft_window", "request_rows", torch.zeros(BATCH), "request_rows: dtype: .*float32"),
+    ("draft_window", "lengths", ints(BATCH + 1), "lengths: (shape|dimension 0)"),
+    ("draft_window", "lengths", ints(2 * BATCH)[::2], "lengths: stride"),
+    ("draft_window", "roots", ints(BATCH, 1), "roots: rank: expected 1"),
+    ("draft_window", "slot_table", ints(4, WIDTH + 6), "slot_table: dtype: .*int64"),
+    ("draft_window", "slot_table", small(WIDTH + 6, 4).T, "slot_table: strides"),
+    ("draft_window", "mask_token", -1, r"mask_token: expected .*0\.\..*, got -1"),
+    ("draft_window", "mask_token", 1 << 31, "mask_token: expected"),
+    ("draft_window", "out.slots", small(BATCH, WIDTH), r"(out\.)?slots: dtype: .*int32"),
+    ("draft_window", "out.ids", ints(BATCH, DEPTH + 1), r"(out\.)?ids: (shape|dimension 1)"),
+    ("draft_window", "out.positions", ints(BATCH + 1, DEPTH), r"(out\.)?positions: (shape|dimension 0)"),
     ("draft_topk", "logits", torch.zeros(BATCH, DEPTH, VOCAB).half(), "logits: dtype: .*float16"),
     ("draft_topk", "logits", torch.zeros(BATCH, VOCAB, DEPTH).transpose(1, 2), "logits: stride"),
     ("draft_topk", "out.token_ids", small(BATCH, DEPTH, K), r"(out\.)?token_ids: dtype"),
@@ -162,6 +179,11 @@ PYTHON_ONLY = (
     ("kv_compact", "lengths", small(BATCH) + 5, r"path\[0\]: expected 5 nodes"),
     ("feature_gather", "lengths", small(BATCH), r"lengths\[0\]: expected 1\.\.4, got 0"),
     ("feature_gather", "path", small(BATCH, DEPTH + 1) + 5, r"path\[0\]: expected nodes 0\.\.4"),
+    ("draft_window", "block", WIDTH + 1, rf"block: expected an int in 1\.\.{WIDTH}, got {WIDTH + 1}"),
+    ("draft_window", "width", 258, r"width: expected an int in 1\.\.257, got 258"),
+    ("draft_window", "request_rows", ints(BATCH) + 4, r"request_rows\[0\]: expected 0\.\.3, got 4"),
+    ("draft_window", "lengths", ints(BATCH) + 7, r"lengths\[0\]: expected 0\.\.6 \(columns - width\), got 7"),
+    ("draft_window", "lengths", ints(BATCH) - 1, r"lengths\[0\]: expected .*, got -1"),
     ("draft_topk", "k", 0, "k: expected an int"),
     ("draft_topk", "logits", NAN, "logits: expected finite or -inf, got nan at request 0, depth 0, column 0"),
     ("draft_topk_shard", "logits", NAN.nan_to_num(nan=torch.inf), "logits: expected finite or -inf, got inf"),

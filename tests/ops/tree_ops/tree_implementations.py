@@ -14,7 +14,7 @@ class Api:
         self.device = torch.device(device)
         self.name = "reference" if device == "cpu" else device
         for name in (
-            "draft_topk", "draft_topk_combine", "draft_topk_shard", "feature_gather", "kv_compact", "tree_accept",
-            "tree_accept_sampled", "tree_build", "tree_mask",
+            "draft_topk", "draft_topk_combine", "draft_topk_shard", "draft_window", "feature_gather", "kv_compact",
+            "tree_accept", "tree_accept_sampled", "tree_build", "tree_mask",
         ):  # fmt: skip
             setattr(self, name, getattr(treeverify, name))
