@@ -23,8 +23,7 @@ def tree(folder: Path, **changes: Any) -> Server:
         folder / "target",
         speculative_algorithm="DDTREE",
         speculative_draft_model_path=str(folder / "drafter"),
-        speculative_num_draft_tokens=WIDTH,
-        **changes,
+        **{"speculative_num_draft_tokens": WIDTH} | changes,
     )
 
 

@@ -23,6 +23,7 @@ def arguments(**changes: Any) -> SimpleNamespace:
     values |= {
         "speculative_num_draft_tokens": 33,
         "speculative_draft_attention_backend": None,
+        "speculative_draft_window_size": None,
         "max_running_requests": None,
     }
     return SimpleNamespace(**(values | changes))
@@ -53,6 +54,12 @@ def test_each_argument_is_refused_by_name(rule: Any) -> None:
 def test_a_width_out_of_range_is_refused(width: int) -> None:
     with pytest.raises(ConfigError, match=f"speculative_num_draft_tokens is {width}: .* block of 8 .* at most 257"):
         algorithm.fill(arguments(speculative_num_draft_tokens=width), BLOCK, "cuda")
+
+
+def test_a_window_holds_the_block() -> None:
+    algorithm.fill(arguments(speculative_draft_window_size=BLOCK), BLOCK, "cuda")
+    with pytest.raises(ConfigError, match="speculative_draft_window_size is 7: at least the drafter's block of 8"):
+        algorithm.fill(arguments(speculative_draft_window_size=BLOCK - 1), BLOCK, "cuda")
 
 
 def test_all_refusals_come_at_once_and_nothing_is_changed() -> None:
@@ -191,7 +198,9 @@ class Step:
 
     def __init__(self, **requests: int | None) -> None:
         self.steps = object.__new__(worker.Steps)
-        self.steps._worker = SimpleNamespace(device="cpu", _mask_token_id=9, _draft_sampler=None)
+        self.steps._worker = SimpleNamespace(
+            device="cpu", _mask_token_id=9, _draft_sampler=None, use_compact_draft_cache=False
+        )
         self.steps._seeds = None
         self.batch(**requests)
 
@@ -219,7 +228,7 @@ def test_a_root_that_is_no_token_is_not_looked_up(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(compat, "run_draft", lambda *arguments: seen.append(arguments[3]) or output)
     steps._tail = lambda *_: None
     steps._tail.reserve, steps._tail.trees = lambda _: None, lambda _: "trees"  # type: ignore[attr-defined]
-    window = compat.Window(torch.empty(0), torch.tensor([2, 5]), torch.empty(0), 7, None)
-    batch = SimpleNamespace(spec_info=SimpleNamespace(bonus_tokens=torch.tensor([-1, 8])))
+    window = compat.Window(torch.empty(2, 3), torch.tensor([2, 5]), torch.empty(0), 7, None)
+    batch = SimpleNamespace(spec_info=SimpleNamespace(bonus_tokens=torch.tensor([-1, 8])), seq_lens_cpu=None)
     assert steps._draft(batch, window) == "trees"  # type: ignore[comparison-overlap]
     assert seen[0].tolist() == [[0, 9, 9], [8, 9, 9]]

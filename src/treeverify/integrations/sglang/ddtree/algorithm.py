@@ -45,7 +45,7 @@ _RULES = (
     _Rule("enable_unified_memory", (False, None), "the unified memory pool"),
     _Rule("enable_hierarchical_cache", (False, None), "the hierarchical cache"),
     _Rule("kv_cache_dtype", ("auto", "bf16", "bfloat16"), "quantised KV"),
-    _Rule("speculative_draft_window_size", (None,), "a window of the draft"),
+    _Rule("speculative_draft_sink_size", (None, 0), "DFLASH's window has no sink"),
     _Rule("speculative_adaptive", (False, None), "SGLang's adaptive draft lengths"),
     _Rule("speculative_num_steps", (1, None), "steps of a draft: a DFlash block is drafted in one"),
     _Rule("speculative_eagle_topk", (1, None), "EAGLE's top-k: the budget bounds the branches"),
@@ -100,6 +100,9 @@ def fill(arguments: Any, block: int, device: str) -> None:
             f"speculative_num_draft_tokens is {width}: budget + 1 nodes, at least the drafter's block of {block} "
             f"(its rows are drafted in the same slots) and at most {MAX_BUDGET + 1}"
         )
+    window = getattr(arguments, "speculative_draft_window_size", None)
+    if window is not None and window < block:
+        refused.append(f"speculative_draft_window_size is {window}: at least the drafter's block of {block}")
     if refused:
         raise ConfigError(f"--speculative-algorithm {NAME} does not serve: {'; '.join(refused)}")
     ladder_of(block, width)  # read again by the worker: a bad one is refused here

@@ -16,7 +16,7 @@ import torch
 
 from treeverify.integrations.sglang.names import check_parameters, find, mismatch, read
 
-_WORKER = "sglang.srt.speculative.dflash_worker_v2.DFlashWorkerV2"
+WORKER = "sglang.srt.speculative.dflash_worker_v2.DFlashWorkerV2"
 _INPUT = "sglang.srt.speculative.dflash_info.DFlashVerifyInput"
 _COMMON = "sglang.srt.speculative.draft_worker_common"
 _UTILS = "sglang.srt.speculative.dflash_utils"
@@ -27,14 +27,14 @@ SCHEDULER = "sglang.srt.managers.scheduler"
 POOLS = "sglang.srt.mem_cache.kv_cache_configurator"
 RESERVE = "sglang.srt.mem_cache.allocation_sizing.get_alloc_reserve_per_decode"
 _BATCH = "sglang.srt.model_executor.forward_batch_info"
-_PLAN = "sglang.srt.mem_cache.kv_loc_plan"
+PLAN = "sglang.srt.mem_cache.kv_loc_plan"
 _RESULT = "sglang.srt.managers.utils.GenerationBatchResult"
 
 _PARAMETERS: Mapping[str, str] = {
-    f"{_WORKER}.forward_batch_generation": "self batch on_publish",
-    f"{_WORKER}._maybe_build_draft_sampler": "self",
-    f"{_WORKER}._append_target_hidden_to_draft_kv_by_loc": "self target_hidden cache_loc positions",
-    f"{_WORKER}._make_next_draft_input_decode": "self bonus_tokens new_seq_lens",
+    f"{WORKER}.forward_batch_generation": "self batch on_publish",
+    f"{WORKER}._maybe_build_draft_sampler": "self",
+    f"{WORKER}._append_target_hidden_to_draft_kv_by_loc": "self target_hidden cache_loc positions",
+    f"{WORKER}._make_next_draft_input_decode": "self bonus_tokens new_seq_lens",
     f"{_INPUT}.prepare_for_verify": "self batch target_worker",
     f"{_COMMON}.make_draft_block_spec_info": "draft_token_num device",
     f"{_COMMON}.build_block_pos_offsets": "length device",
@@ -74,8 +74,8 @@ def check() -> None:
     """Check names and signatures; raises ``ConfigError``."""
     for path, parameters in _PARAMETERS.items():
         check_parameters(path, parameters)
-    if find_spec(_PLAN) is not None:  # 0.5.23: slots of a step are planned once, for all who write them
-        check_parameters(f"{_PLAN}.KVLocPlan.bind", "self batch reader")
+    if find_spec(PLAN) is not None:  # 0.5.23: slots of a step are planned once, for all who write them
+        check_parameters(f"{PLAN}.KVLocPlan.bind", "self batch reader")
         check_parameters(_INPUT, "draft_token positions draft_token_num")
         if "kv_loc_plan" not in signature(find(_INPUT)).parameters:
             raise mismatch(_INPUT, "a field kv_loc_plan", list(signature(find(_INPUT)).parameters))
@@ -104,7 +104,7 @@ def block_size(config: Any) -> int | None:
 
 def worker_class() -> type:
     """Return the class that ours extends."""
-    found: type = find(_WORKER)
+    found: type = find(WORKER)
     return found
 
 
@@ -130,8 +130,6 @@ def unserved(worker: Any) -> list[str]:
         found.append("the target's attention is not MLA")
     if worker.page_size != 1:
         found.append(f"pages of {worker.page_size} tokens")
-    if worker.use_compact_draft_cache:
-        found.append("a window of the draft")
     for name in ("selector", "lilicorr", "_is_domino"):  # 0.5.23: drafters that pick their tokens by other means
         if getattr(worker, name, None):
             found.append(f"a drafter with {name.strip('_')}")

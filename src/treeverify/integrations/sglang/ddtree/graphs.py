@@ -34,6 +34,7 @@ _ARGUMENTS = (
     "quantization",
     "attention_backend",
     "speculative_draft_attention_backend",
+    "speculative_draft_window_size",
     "moe_runner_backend",
     "context_length",
 )

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from treeverify.errors import ConfigError
-from treeverify.integrations.sglang.ddtree import compat, graphs, simulated
+from treeverify.integrations.sglang.ddtree import compact, compat, graphs, simulated
 from treeverify.integrations.sglang.ddtree.auto import Auto
 from treeverify.integrations.sglang.ddtree.draft import Head, TreeDraft, front, roots_alone
 from treeverify.integrations.sglang.ddtree.ladder import ladder_of
@@ -114,7 +114,8 @@ class Steps:
         ids = torch.full((len(roots), self._block), self._worker._mask_token_id, device=roots.device)
         ids[:, 0] = roots.clamp(min=0)  # -1 is no token: logits that were NaN. SGLang ends that request a step later
         positions = window.lengths[:, None] + self._offsets
-        out = compat.run_draft(self._worker, batch, window, ids, positions)
+        seen = compact.seen(self._worker, batch, window, self._block)
+        out = compat.run_draft(self._worker, batch, seen, ids, positions)
         tail = self.draft(len(roots))
         if not (out.can_run_graph and self._worker._draft_sampler is tail):  # else the graph built the trees
             tail.reserve(len(roots))
@@ -185,6 +186,7 @@ def extend(parent: type, block_of: Callable[[Any], int], add: Callable[[Metrics]
 
         def __init__(self, server_args: Any, *arguments: Any, **options: Any) -> None:
             compat.check()
+            compact.check()
             graphs.check()
             block = block_of(server_args)  # asked for while the parent builds the draft's runner
             super().__init__(server_args, *arguments, **options)
