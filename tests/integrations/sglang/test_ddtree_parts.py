@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -124,13 +125,16 @@ def test_counters() -> None:
     metrics = Metrics(17, 8)
     assert metrics.report()["acceptance_length"] is None
     metrics.step(2, 17)
-    with metrics.stage("draft"):
-        pass
+    begin = time.perf_counter()
+    metrics.spent("verify", metrics.spent("draft", begin - 2) - 3)
     metrics.accept([0, 4])
     report = metrics.report()
     assert (report["steps"], report["request_steps"], report["nodes"]) == (1, 2, 34)
     assert report["acceptance_length"] == 3.0
     assert report["acceptance_lengths"] == {"1": 1, "5": 1}
+    assert report["host_seconds"]["draft"] >= 2  # type: ignore[index]
+    assert report["host_seconds"]["verify"] >= 3  # type: ignore[index]
+    assert report["host_seconds"]["commit"] == 0  # type: ignore[index]
 
 
 class Ranks:
@@ -223,12 +227,23 @@ def test_a_name_that_comes_again_with_another_seed_gets_that_one() -> None:
 def test_a_root_that_is_no_token_is_not_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Logits that were NaN end a walk with -1, and under overlap scheduling a step runs before SGLang sees it."""
     steps, seen = Step().steps, []
-    steps._block, steps._width, steps._offsets = 3, 4, torch.arange(3)
+    steps._block, steps._width, steps._windows = 3, 4, {}
+    pool = SimpleNamespace(req_to_token=torch.arange(40, dtype=torch.int32).view(4, 10))
+    steps._worker.model_runner = SimpleNamespace(req_to_token_pool=pool)
+    steps._worker.use_compact_draft_cache = False
     output = SimpleNamespace(can_run_graph=False, logits_output=SimpleNamespace(hidden_states=None))
-    monkeypatch.setattr(compat, "run_draft", lambda *arguments: seen.append(arguments[3]) or output)
+    monkeypatch.setattr(compat, "run_draft", lambda *arguments: seen.extend(arguments[2:]) or output)
     steps._tail = lambda *_: None
     steps._tail.reserve, steps._tail.trees = lambda _: None, lambda _: "trees"  # type: ignore[attr-defined]
-    window = compat.Window(torch.empty(2, 3), torch.tensor([2, 5]), torch.empty(0), 7, None)
-    batch = SimpleNamespace(spec_info=SimpleNamespace(bonus_tokens=torch.tensor([-1, 8])), seq_lens_cpu=None)
-    assert steps._draft(batch, window) == "trees"  # type: ignore[comparison-overlap]
-    assert seen[0].tolist() == [[0, 9, 9], [8, 9, 9]]
+    lengths = torch.tensor([2, 5])
+    batch = SimpleNamespace(req_pool_indices=torch.tensor([3, 1]), seq_lens=lengths, seq_lens_cpu=lengths)
+    batch.spec_info = SimpleNamespace(bonus_tokens=torch.tensor([-1, 8]))
+    window = steps._open(batch, 3)
+    assert steps._draft(window, batch) == "trees"  # type: ignore[comparison-overlap]
+    drafted, ids, positions = seen
+    assert ids.tolist() == [[0, 9, 9], [8, 9, 9]]
+    assert positions.tolist() == [[2, 3, 4], [5, 6, 7]]
+    assert window.slots.tolist() == [[32, 33, 34, 35], [15, 16, 17, 18]]
+    assert drafted.front(3).slots.tolist() == [[32, 33, 34], [15, 16, 17]]
+    assert window.front(2).slots.tolist() == [[32, 33], [15, 16]]
+    assert steps._open(batch, 3).slots.data_ptr() == window.slots.data_ptr(), "a step made new buffers"

@@ -1,7 +1,7 @@
 """``KDTREE_BUDGET=auto`` in the worker: graphs of each width, measured costs, and the width of each step.
 
-Nothing waits for the device, and every rank decides alike. A step's drafted path probabilities are summed over its
-requests on the device and copied to pinned memory behind its draft. They are looked at when SGLang hands in the
+Nothing waits for the device, and every rank decides alike. A step's drafted path scores are copied to pinned
+memory behind its draft. They are looked at when SGLang hands in the
 accepted lengths of that very step (``on_verify_complete_cpu``): by then it has waited for a copy of its own that was
 issued later on the same stream. So each rank sees the numbers of a step at the same place among its steps, and the
 numbers are the same: the ranks hold one tree. Costs are rank 0's.
@@ -13,7 +13,9 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from treeverify.integrations.sglang import modes
 from treeverify.integrations.sglang.ddtree import graphs
@@ -33,8 +35,8 @@ class Auto:
         self._worker = worker
         self._graphs: dict[int, Any] = {}
         self._choice: Choice | None = None
-        self._launched: deque[tuple[Plan, _Sums | None]] = deque(maxlen=_AHEAD)
-        self._free = [_Sums(ladder[-1], torch.device(worker.device)) for _ in range(_AHEAD + 1)]
+        self._launched: deque[tuple[Plan, _Scores | None]] = deque(maxlen=_AHEAD)
+        self._free = deque(_Scores(ladder[-1], torch.device(worker.device)) for _ in range(_AHEAD + 1))
         self._unmatched = 0
 
     def prepare(self, step: Step) -> None:
@@ -57,41 +59,49 @@ class Auto:
     def drafted(self, scores: torch.Tensor) -> None:
         """Send what the step just planned has drafted to the host: ``scores`` float32 [batch, width of the draft]."""
         plan, _ = self._launched.pop()
-        sums = self._free.pop(0)
-        self._free.append(sums)
-        sums.start(scores)
-        self._launched.append((plan, sums))
+        held = self._free[0]
+        self._free.rotate(-1)
+        held.start(scores)
+        self._launched.append((plan, held))
 
     def verified(self, drafts: Sequence[int]) -> None:
         """Learn from the oldest step whose outcome was not known: accepted draft tokens of each request."""
-        plan, sums = self._launched.popleft() if self._launched else (None, None)
+        plan, scores = self._launched.popleft() if self._launched else (None, None)
         if plan is None or plan.requests != len(drafts):
             self._unmatched += 1  # the outcome of another step: nothing is learned until they match again
             self._launched.clear()
-        elif sums is not None:
+        elif scores is not None:
             assert self._choice is not None
-            self._choice.observe(plan, drafts, sums.values())
+            self._choice.observe(plan, drafts, scores.sums())
 
     def report(self) -> dict[str, object] | None:
         """The choices so far as plain values; None before there are costs."""
         return None if self._choice is None else self._choice.report() | {"unmatched": self._unmatched}
 
 
-class _Sums:
-    """Path probabilities by node, summed over a batch, on their way to the host."""
+class _Scores:
+    """The scores of a batch's trees on their way to the host."""
 
     def __init__(self, width: int, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
-        self._host = torch.zeros(width, dtype=torch.float32, pin_memory=self._cuda)
+        self._host = torch.empty(0, width, pin_memory=self._cuda)
+        self._requests = 0
         self._arrived = torch.cuda.Event() if self._cuda else None  # type: ignore[no-untyped-call]
 
     def start(self, scores: torch.Tensor) -> None:
-        self._host.copy_(scores.exp().sum(0), non_blocking=True)
+        self._requests = len(scores)
+        if self._requests > len(self._host):
+            self._host = torch.empty(scores.shape, pin_memory=self._cuda)
+        self._host[: self._requests].copy_(scores, non_blocking=True)
         if self._arrived is not None:
             self._arrived.record()
 
-    def values(self) -> Any:
-        """Float64 [width]. SGLang has waited for something later on the same stream, so this does not wait."""
+    def sums(self) -> NDArray[np.float64]:
+        """Path probabilities by node, summed over the batch, float64 [width].
+
+        SGLang has waited for something later on the same stream, so this does not wait.
+        """
         if self._arrived is not None and not self._arrived.query():  # type: ignore[no-untyped-call]
             self._arrived.synchronize()
-        return self._host.double().numpy()
+        found: NDArray[np.float64] = np.exp(self._host.numpy()[: self._requests], dtype=np.float64).sum(0)
+        return found

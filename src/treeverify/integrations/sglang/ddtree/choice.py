@@ -18,6 +18,15 @@ from treeverify.engine.costs import CostTable
 from treeverify.tree.budget import RECENT, Calibration, Pauses, rates
 
 
+class _Prices(NamedTuple):
+    """What steps of some batch and context cost."""
+
+    step_ms: NDArray[np.float64]
+    """``[widths]``, the draft included."""
+    relative: tuple[float, ...]
+    """By rung: the step's time over that of a plain one, which is rung 0."""
+
+
 class Plan(NamedTuple):
     """What a step was chosen to be."""
 
@@ -41,6 +50,8 @@ class Choice:
         self.widths: Counter[int] = Counter()
         """Steps by width."""
         self._costs = costs
+        self._prices: dict[tuple[str, int, int], _Prices] = {}
+        self._places = np.array(self.ladder) - 1
         self._calibration, self._pauses, self._ended = Calibration(), Pauses(), 0
         self._mass: NDArray[np.float64] | None = None
         self._batch = 0
@@ -50,11 +61,10 @@ class Choice:
         if not self._batch < 2 * requests < 4 * self._batch:  # a pause says nothing of half or twice as many requests
             self._ended += self._pauses.begun
             self._batch, self._pauses = requests, Pauses()
-        table, rung = self._costs[mode], 0
-        step_ms = table.step_ms(requests, context)
+        prices, rung = self._prices_of(requests, context, mode), 0
         if self._pauses.drafts():
-            rung = 1 if self._mass is None else 1 + self._best(step_ms)
-        cost = float(step_ms[rung]) / table.plain_ms(requests, context) if rung else 1.0
+            rung = 1 if self._mass is None else 1 + self._best(prices.step_ms)
+        cost = prices.relative[rung]
         promising = self._mass is None or 1 + self._calibration.factor * self._mass[rung] >= cost
         self.widths[self.ladder[rung]] += 1
         return Plan(self.ladder[rung], rung, requests, cost, bool(promising))
@@ -66,7 +76,7 @@ class Choice:
         probabilities of the drafted nodes in their order, the root first, summed over the requests.
         """
         below = np.concatenate(([0.0], probabilities[1:].cumsum() / plan.requests))
-        mass = below[np.array(self.ladder) - 1]
+        mass = below[self._places]
         self._mass = mass if self._mass is None else RECENT * self._mass + (1 - RECENT) * mass
         accepted = sum(drafts) / plan.requests
         if mass[plan.rung] > 0:
@@ -82,6 +92,18 @@ class Choice:
             "gain": self._pauses.gain,
             "pauses": self._ended + self._pauses.begun,
         }
+
+    def _prices_of(self, requests: int, context: int, mode: str) -> _Prices:
+        """Costs at ``context`` rounded down to five binary digits, by at most a 16th; each is interpolated once."""
+        rest = max(0, context.bit_length() - 5)
+        context = context >> rest << rest
+        found = self._prices.get((mode, requests, context))
+        if found is None:
+            table = self._costs[mode]
+            step_ms, plain_ms = table.step_ms(requests, context), table.plain_ms(requests, context)
+            found = _Prices(step_ms, (1.0, *(float(ms) / plain_ms for ms in step_ms[1:])))
+            self._prices[mode, requests, context] = found
+        return found
 
     def _best(self, step_ms: NDArray[np.float64]) -> int:
         """Which rung above the first gives the most tokens per millisecond, counted from there."""

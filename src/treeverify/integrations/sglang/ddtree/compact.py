@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from treeverify.integrations.sglang.ddtree.compat import PLAN, WORKER, Window
+from treeverify.integrations.sglang.ddtree.compat import PLAN, WORKER
+from treeverify.integrations.sglang.ddtree.window import Window
 from treeverify.integrations.sglang.names import check_assigned, check_parameters
 
 _PARAMETERS = {

@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from inspect import signature
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
+from treeverify.integrations.sglang.ddtree.window import Window
 from treeverify.integrations.sglang.names import check_parameters, find, mismatch, read
 
 WORKER = "sglang.srt.speculative.dflash_worker_v2.DFlashWorkerV2"
@@ -45,29 +46,6 @@ _PARAMETERS: Mapping[str, str] = {
     f"{POOLS}.get_req_to_token_extra_context_len": "",
     RESERVE: "",
 }
-
-
-class Window(NamedTuple):
-    """The slots of one step, and what the host knows of the lengths."""
-
-    slots: torch.Tensor
-    """``[batch, width]`` int64: the reserved slots behind each request's committed tokens."""
-    lengths: torch.Tensor
-    """``[batch]`` int64: committed tokens, the root not among them."""
-    bounds: torch.Tensor
-    """``[batch]`` int32 on the host, at least ``lengths``."""
-    bound: int
-    """Their sum."""
-    plan: Any
-    """0.5.23: SGLang's plan of the window's slot numbers; None before."""
-    columns: slice | None = None
-    """The part of the plan's window that these slots are; None: all of it."""
-
-    def front(self, width: int) -> Window:
-        """The window of each request's first ``width`` slots."""
-        if width == self.slots.shape[1]:
-            return self
-        return self._replace(slots=self.slots[:, :width].contiguous(), columns=slice(0, width))
 
 
 def check() -> None:
@@ -145,38 +123,6 @@ def unserved(worker: Any) -> list[str]:
     if type(draft).__name__ != "DFlashDraftModel":
         found.append(f"a draft model of class {type(draft).__name__}")
     return found
-
-
-def open_window(worker: Any, batch: Any, width: int) -> Window:
-    """Find the slots of this step, which ``prepare_for_decode`` reserved."""
-    runner, lengths = worker.model_runner, batch.seq_lens
-    if lengths.is_cuda:  # under overlap scheduling another stream made them
-        lengths.record_stream(torch.cuda.current_stream(lengths.device))
-    table = runner.req_to_token_pool.req_to_token
-    columns = lengths[:, None] + torch.arange(width, device=lengths.device)
-    slots = table[batch.req_pool_indices[:, None], columns].to(torch.int64)
-    reserved = _reserved(batch.spec_info)
-    if batch.seq_lens_cpu is not None:
-        bounds = (batch.seq_lens_cpu + width).to(torch.int32)
-    elif reserved is not None:
-        bounds = reserved.to(torch.int32, copy=True)  # SGLang reuses it
-    else:
-        bounds = torch.tensor([req.kv.kv_allocated_len for req in batch.reqs], dtype=torch.int32)
-    plan = None
-    if hasattr(runner, "kv_index_translator"):
-        plan = runner.kv_index_translator.plan(
-            req_pool_indices=batch.req_pool_indices,
-            seq_lens=lengths,
-            seq_lens_cpu=bounds if batch.seq_lens_cpu is None else batch.seq_lens_cpu,
-            write_virtual=slots.reshape(-1),
-            read_extent=width,
-        )
-    return Window(slots, lengths, bounds, int(bounds.sum()), plan)
-
-
-def _reserved(draft_input: Any) -> torch.Tensor | None:
-    found: torch.Tensor | None = getattr(draft_input, "nxt_kv_lens_cpu", None)  # 0.5.23
-    return getattr(draft_input, "reserved_seq_lens_cpu", None) if found is None else found
 
 
 def run_draft(worker: Any, batch: Any, window: Window, ids: torch.Tensor, positions: torch.Tensor) -> Any:

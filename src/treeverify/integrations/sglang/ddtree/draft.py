@@ -18,21 +18,36 @@ from treeverify.ops.tree_build.contract import DraftTrees
 
 
 def front(trees: DraftTrees, width: int) -> DraftTrees:
-    """The trees of the first ``width`` nodes of each: best-first order makes them trees."""
+    """The trees of the first ``width`` nodes of each: best-first order makes them trees.
+
+    Tokens and parents, which operators read, are contiguous; depths and scores are views.
+    """
     return DraftTrees(
         trees.tokens[:, :width].contiguous(),
         trees.parents[:, :width].contiguous(),
-        trees.depths[:, :width].contiguous(),
-        trees.scores[:, :width].contiguous(),
+        trees.depths[:, :width],
+        trees.scores[:, :width],
         trees.widths.clamp(max=width),
     )
 
 
-def roots_alone(roots: torch.Tensor) -> DraftTrees:
-    """Trees of one node, ``roots [batch]`` int64."""
-    tokens = roots.clamp(min=0)[:, None].contiguous()
-    zeros = torch.zeros_like(tokens, dtype=torch.int32)
-    return DraftTrees(tokens, zeros - 1, zeros, zeros.float(), zeros[:, 0] + 1)
+class Roots:
+    """Makes trees of one node, which differ in nothing but the token."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Constants are made when they are first needed, and for larger batches."""
+        self._same = DraftTrees.empty(0, 1, device)
+
+    def __call__(self, tokens: torch.Tensor) -> DraftTrees:
+        """Trees of the roots ``tokens [batch, 1]`` int64, which are not copied."""
+        requests = len(tokens)
+        if requests > len(self._same.tokens):
+            zeros = torch.zeros(requests, 1, dtype=torch.int32, device=tokens.device)
+            self._same = DraftTrees(zeros.long(), zeros - 1, zeros, zeros.float(), zeros[:, 0] + 1)
+        same = self._same
+        return DraftTrees(
+            tokens, same.parents[:requests], same.depths[:requests], same.scores[:requests], same.widths[:requests]
+        )
 
 
 @dataclass(frozen=True)

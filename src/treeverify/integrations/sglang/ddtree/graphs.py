@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from treeverify.integrations.sglang.ddtree import compat
+from treeverify.integrations.sglang.ddtree.window import Window
 from treeverify.integrations.sglang.names import find, mismatch, read
 
 _GROUP = "sglang.srt.distributed.get_tp_group"
@@ -155,7 +156,7 @@ def room(worker: Any) -> int:
 
 
 def rehearse_verify(
-    worker: Any, batch: Rehearsal, window: compat.Window, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor
+    worker: Any, batch: Rehearsal, window: Window, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor
 ) -> Any:
     """As ``compat.run_verify``, for a rehearsal."""
     runner = worker.model_runner

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Protocol
 
 STAGES = ("draft", "verify", "accept", "commit")
@@ -37,14 +35,11 @@ class Metrics:
         self.seconds = dict.fromkeys(STAGES, 0.0)
         """Host time by stage: launching under CUDA, the whole stage on a CPU."""
 
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """Add the time until leaving to a stage."""
-        begin = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[name] += time.perf_counter() - begin
+    def spent(self, stage: str, begin: float) -> float:
+        """Add the time since ``begin`` to a stage; returns now, where the next stage begins (``time.perf_counter``)."""
+        now = time.perf_counter()
+        self.seconds[stage] += now - begin
+        return now
 
     def step(self, requests: int, width: int) -> None:
         """Count a step of a batch when it is launched."""

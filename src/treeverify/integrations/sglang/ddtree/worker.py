@@ -7,6 +7,7 @@ rows, accepted features into the drafter's KV. Nothing waits for the device, so 
 from __future__ import annotations
 
 from collections.abc import Callable
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -14,11 +15,13 @@ import torch
 from treeverify.errors import ConfigError
 from treeverify.integrations.sglang.ddtree import compact, compat, graphs, simulated
 from treeverify.integrations.sglang.ddtree.auto import Auto
-from treeverify.integrations.sglang.ddtree.draft import Head, TreeDraft, front, roots_alone
+from treeverify.integrations.sglang.ddtree.draft import Head, Roots, TreeDraft, front
 from treeverify.integrations.sglang.ddtree.ladder import ladder_of
 from treeverify.integrations.sglang.ddtree.metrics import Metrics
 from treeverify.integrations.sglang.ddtree.randomness import seed_of, uniforms
+from treeverify.integrations.sglang.ddtree.window import Window, open_window
 from treeverify.ops import compiled
+from treeverify.ops.draft_window.contract import DraftWindow
 from treeverify.ops.feature_gather.api import feature_gather
 from treeverify.ops.kv_compact.api import kv_compact
 from treeverify.ops.kv_compact.contract import PoolTable
@@ -43,7 +46,8 @@ class Steps:
         if self._simulated is not None:
             self.metrics.simulated_acceptance = self._simulated.length
         self._tail: TreeDraft | None = None
-        self._offsets = torch.arange(block, device=worker.device)
+        self._roots = Roots(torch.device(worker.device))
+        self._windows: dict[tuple[int, int], DraftWindow] = {}
         self._mask = torch.empty(0, dtype=torch.bool, device=worker.device)
         self._table: PoolTable | None = None
         self._seeds: tuple[list[int], torch.Tensor] | None = None
@@ -69,25 +73,25 @@ class Steps:
     def _rehearse(self, batch: graphs.Rehearsal, width: int) -> None:
         """A step that is nobody's; of width 0 its draft alone."""
         if width == 0:
-            self._draft(batch, compat.open_window(self._worker, batch, self._width))
+            self._draft(self._open(batch, self._block), batch)
         else:
             self._step(batch, None, width, live=False)
 
     def _step(self, batch: Any, on_publish: Callable[[torch.Tensor], None] | None, width: int, live: bool) -> Any:
-        stage = self.metrics.stage
-        window = compat.open_window(self._worker, batch, self._width)
-        with stage("draft"):
-            trees = self._trees(batch, window, width, live)
-        window = window.front(width)
-        with stage("verify"):
-            verified = self._verify(batch, window, trees)
-        with stage("accept"):
-            accepted = self._accept(batch, window, trees, verified.logits_output.next_token_logits)
-            lengths = window.lengths + accepted.lengths
+        spent, begin = self.metrics.spent, perf_counter()
+        window = self._open(batch, self._block if width > 1 else 1)
+        trees = self._trees(batch, window, width, live)
+        window, begin = window.front(width), spent("draft", begin)
+        verified = self._verify(batch, window, trees)
+        begin = spent("verify", begin)
+        accepted = self._accept(batch, window, trees, verified.logits_output.next_token_logits)
+        lengths = window.lengths + accepted.lengths
+        begin = spent("accept", begin)
         if on_publish is not None:
             on_publish(lengths)
-        with stage("commit"):
-            self._commit(window, accepted, verified.logits_output)
+            begin = perf_counter()
+        self._commit(window, accepted, verified.logits_output)
+        spent("commit", begin)
         return compat.result(
             logits_output=verified.logits_output,
             next_token_ids=accepted.new_tokens.reshape(-1),
@@ -100,29 +104,36 @@ class Steps:
             new_seq_lens=lengths,
         )
 
-    def _trees(self, batch: Any, window: compat.Window, width: int, live: bool) -> DraftTrees:
+    def _trees(self, batch: Any, window: Window, width: int, live: bool) -> DraftTrees:
         """The trees to verify: those of the draft, their fronts, or the roots without a draft."""
         if width == 1:
-            return roots_alone(batch.spec_info.bonus_tokens)
-        trees = self._draft(batch, window)
+            return self._roots(window.block.ids)
+        trees = self._draft(window, batch)
         if self.auto is not None and live:
             self.auto.drafted(trees.scores)
         return trees if width == self._width else front(trees, width)
 
-    def _draft(self, batch: Any, window: compat.Window) -> DraftTrees:
-        roots = batch.spec_info.bonus_tokens
-        ids = torch.full((len(roots), self._block), self._worker._mask_token_id, device=roots.device)
-        ids[:, 0] = roots.clamp(min=0)  # -1 is no token: logits that were NaN. SGLang ends that request a step later
-        positions = window.lengths[:, None] + self._offsets
-        seen = compact.seen(self._worker, batch, window, self._block)
-        out = compat.run_draft(self._worker, batch, seen, ids, positions)
-        tail = self.draft(len(roots))
-        if not (out.can_run_graph and self._worker._draft_sampler is tail):  # else the graph built the trees
-            tail.reserve(len(roots))
-            tail(out.logits_output.hidden_states, ids.flatten())
-        return tail.trees(len(roots))
+    def _open(self, batch: Any, block: int) -> Window:
+        """The window of a step, with a draft of ``block`` tokens (1: none).
 
-    def _verify(self, batch: Any, window: compat.Window, trees: DraftTrees) -> Any:
+        Its buffers serve every step of as many requests: what reads them is on the same stream, before the next step.
+        """
+        size = len(batch.seq_lens), block
+        if size not in self._windows:
+            self._windows[size] = DraftWindow.empty(*size, self._width, self._worker.device)
+        return open_window(self._worker, batch, self._windows[size])
+
+    def _draft(self, window: Window, batch: Any) -> DraftTrees:
+        ids, requests = window.block.ids, len(window.lengths)
+        seen = compact.seen(self._worker, batch, window, self._block)
+        out = compat.run_draft(self._worker, batch, seen, ids, window.block.positions)
+        tail = self.draft(requests)
+        if not (out.can_run_graph and self._worker._draft_sampler is tail):  # else the graph built the trees
+            tail.reserve(requests)
+            tail(out.logits_output.hidden_states, ids.flatten())
+        return tail.trees(requests)
+
+    def _verify(self, batch: Any, window: Window, trees: DraftTrees) -> Any:
         requests, width = trees.tokens.shape
         if self.auto is not None:
             self.auto.use(width)
@@ -140,7 +151,7 @@ class Steps:
             self._mask = torch.zeros(2 * cells, dtype=torch.bool, device=self._mask.device)
         return self._mask
 
-    def _accept(self, batch: Any, window: compat.Window, trees: DraftTrees, logits: torch.Tensor) -> Accepted:
+    def _accept(self, batch: Any, window: Window, trees: DraftTrees, logits: torch.Tensor) -> Accepted:
         depth, sampling = min(self._block, trees.tokens.shape[1]) - 1, batch.sampling_info
         if self._simulated is not None:
             return self._simulated.accept(trees, logits.argmax(-1).view_as(trees.tokens), depth)
@@ -163,7 +174,7 @@ class Steps:
             self._seeds = seeds, torch.tensor(seeds).to(self._worker.device, non_blocking=True)
         return self._seeds[1]
 
-    def _commit(self, window: compat.Window, accepted: Accepted, output: Any) -> None:
+    def _commit(self, window: Window, accepted: Accepted, output: Any) -> None:
         """Move the accepted rows of the target's KV to the front; write their features into the drafter's KV."""
         if self._table is None:
             self._table = PoolTable.of(compat.kv_buffers(self._worker))
