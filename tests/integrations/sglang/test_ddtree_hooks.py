@@ -25,13 +25,15 @@ from treeverify.errors import ConfigError  # noqa: E402
 from treeverify.integrations.sglang.ddtree import algorithm, compat, hooks, plugin  # noqa: E402
 
 NAMES = """
+from types import SimpleNamespace as Given
 from treeverify.integrations.sglang import plugin
-from treeverify.integrations.sglang.ddtree import algorithm, compat, hooks
+from treeverify.integrations.sglang.ddtree import algorithm, compact, compat, draft_backend, hooks
 plugin.activate(); compat.check(); hooks.install(algorithm.NAME, algorithm.refuse_request)
-hooks.add_to_report("ddtree", dict); compat.check()
+hooks.add_to_report("ddtree", dict); compat.check(); compact.check()
+chosen = draft_backend.default(Given(device="cuda", dtype="auto"), Given(head_dim=64))
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 found = SpeculativeAlgorithm.from_string("ddtree")
-print(found.is_dflash(), found.need_topk(), found.supports_grammar_overlap(), found.is_speculative())
+print(found.is_dflash(), found.need_topk(), found.supports_grammar_overlap(), found.is_speculative(), chosen)
 """
 
 
@@ -42,7 +44,7 @@ def test_names_and_signatures(version: str) -> None:
     run = subprocess.run(
         [sys.executable, "-c", NAMES], capture_output=True, text=True, env=os.environ | path, check=False
     )
-    assert (run.returncode, run.stdout.splitlines()[-1:]) == (0, ["True False False True"]), run.stderr
+    assert (run.returncode, run.stdout.splitlines()[-1:]) == (0, ["True False False True triton"]), run.stderr
 
 
 @pytest.fixture(autouse=True)

@@ -62,9 +62,7 @@ def test_texts_are_those_of_plain_decoding(name: str, outcomes: dict[str, Future
 
 
 @pytest.mark.parametrize("name", WINDOWED)
-def test_drafts_are_those_of_dflash_with_that_window(
-    name: str, outcomes: dict[str, Future[dict[str, Any]]]
-) -> None:
+def test_drafts_are_those_of_dflash_with_that_window(name: str, outcomes: dict[str, Future[dict[str, Any]]]) -> None:
     within, beyond = shared(outcomes[name].result(), outcomes["chain"].result())
     assert len(within) > 1
     assert len(beyond) > 12
@@ -80,9 +78,7 @@ def test_the_window_changes_what_is_drafted_beyond_it(outcomes: dict[str, Future
 
 
 @pytest.mark.parametrize("name", ["windowed", "windowed-oldest"])
-def test_prefix_hits_short_texts_aborts_and_retraction(
-    name: str, outcomes: dict[str, Future[dict[str, Any]]]
-) -> None:
+def test_prefix_hits_short_texts_aborts_and_retraction(name: str, outcomes: dict[str, Future[dict[str, Any]]]) -> None:
     plain, windowed = outcomes["plain"].result(), outcomes[name].result()
     assert windowed["version"] == ("0.5.17" if "oldest" in name else "0.5.23")
     assert windowed["cached"] > ddtree_window_scenarios.WINDOW

@@ -17,6 +17,8 @@ NAME = "DDTREE"
 DEFAULT_WIDTH = 17
 BACKENDS = ("treeverify", "triton")
 """Attention backends whose verify calls read a full tree mask."""
+DRAFT_BACKENDS = ("triton", "fa3", "fa4", "flashinfer")
+"""Attention backends of the drafter whose calls have as many tokens as its block."""
 MAX_RUNNING = 48
 """Running requests if the command line names none, as for DFLASH."""
 
@@ -56,6 +58,11 @@ _RULES = (
     _Rule("prefill_attention_backend", (*BACKENDS, None), "a backend that was not tried with a tree mask"),
     _Rule("decode_attention_backend", (*BACKENDS, None), "a backend that was not tried with a tree mask"),
     _Rule("attention_backend", BACKENDS, "a backend that was not tried with a tree mask"),
+    _Rule(
+        "speculative_draft_attention_backend",
+        (*DRAFT_BACKENDS, None),
+        "a backend that takes the tree's width for the block's",
+    ),
 )
 
 _SAMPLING = (
@@ -109,8 +116,6 @@ def fill(arguments: Any, block: int, device: str) -> None:
     arguments.speculative_num_draft_tokens = width
     arguments.speculative_num_steps = 1  # SGLang sizes KV reserves by them, as for DFLASH
     arguments.speculative_eagle_topk = 1
-    if arguments.speculative_draft_attention_backend is None:
-        arguments.speculative_draft_attention_backend = "triton"
     if arguments.max_running_requests is None:
         arguments.max_running_requests = MAX_RUNNING
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from treeverify.errors import ConfigError
-from treeverify.integrations.sglang.ddtree import algorithm, compat, hooks
+from treeverify.integrations.sglang.ddtree import algorithm, compat, draft_backend, hooks
 from treeverify.integrations.sglang.ddtree.metrics import Metrics
 
 KEY = "ddtree"
@@ -34,6 +34,9 @@ def _factory(server_args: Any) -> type:
 
 def _fill(server_args: Any) -> None:
     algorithm.fill(server_args, _read_block(server_args), server_args.device)
+    if server_args.speculative_draft_attention_backend is None:
+        config = compat.draft_config(server_args)
+        server_args.speculative_draft_attention_backend = draft_backend.default(server_args, config)
 
 
 def _read_block(server_args: Any) -> int:
