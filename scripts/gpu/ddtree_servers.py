@@ -49,7 +49,8 @@ def config(model: Path) -> dict[str, Any]:
 def flags(mode: str, drafter: Path) -> tuple[list[str], str]:
     """Flags of a server and its KDTREE_VERIFY: plain, dflash[-on|-fa3], ddtreeN[-triton][-sync], N nodes with the root.
 
-    ``autoN`` is ddtreeN with widths by cost. A last ``-tp2`` spreads any of them over two GPUs.
+    ``autoN`` is ddtreeN with widths by cost. ``-winN`` lets the drafter read the last N tokens of a prefix; a last
+    ``-tp2`` spreads any of them over two GPUs.
     """
     name, *options = mode.split("-")
     ranks = ["--tp-size", "2"] if "tp2" in options else []
@@ -63,6 +64,8 @@ def flags(mode: str, drafter: Path) -> tuple[list[str], str]:
     else:
         nodes = name.removeprefix("ddtree").removeprefix("auto")
         algorithm = ["--speculative-algorithm", "DDTREE", "--speculative-num-draft-tokens", nodes]
+    for window in (option.removeprefix("win") for option in options if option.startswith("win")):
+        draft += ["--speculative-draft-window-size", window]
     sync = ["--disable-overlap-schedule"] if "sync" in options else []
     return [*attention, *draft, *algorithm, *sync, *ranks], "on" if ours else "off"
 

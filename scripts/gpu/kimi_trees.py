@@ -11,15 +11,16 @@ time of a step does not depend on how many tokens are accepted, so the record ha
 teacher-forced lengths as well, which are lower.
 
 Sides, all on the GPU at once, in turns, each point in five windows: plain (Triton), dflash-on (the chain on our
-kernel), dflash-fa3, trees of 8, 16, 32 and 64 nodes beside the root. Batches of 1, 4 and 16 at 2k and 30k. Run by
-sglang_live.sh with LIVE=kimi_trees.py; writes kimi_trees.json after every point; exit status 1 if something was not
-measured.
+kernel), dflash-fa3, trees of 8, 16, 32 and 64 nodes beside the root; with ``-winN`` the drafter reads the last N tokens
+of a prefix. Batches of 1, 4 and 16 at 2k and 30k. Run by sglang_live.sh with LIVE=kimi_trees.py; writes
+kimi_trees.json after every point; exit status 1 if something was not measured.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,17 @@ def drafter(folder: Path, layers: int, context: int, share: int = TP) -> dict[st
     return {"layers": DRAFT_LAYERS, "features": sizes.features, "block": live_models.BLOCK}
 
 
+def without_window(side: str) -> str:
+    """The side's name without the drafter's window."""
+    return re.sub(r"-win\d+$", "", side)
+
+
+def is_side(name: str) -> bool:
+    """Whether there is a side of this name; plain decoding has no drafter."""
+    base = without_window(name)
+    return base in (*BASES, *TREES) and (base == name or base != "plain")
+
+
 def lengths(texts: str = "free_running") -> dict[str, float]:
     """Tokens per step of the chain and the trees in the committed record, by the algorithm's name."""
     walk = json.loads(RECORD.read_text().splitlines()[-1])["measures"]["walk"][texts]
@@ -101,8 +113,8 @@ def main() -> int:
     parser.add_argument("--startup", type=float, default=180)
     parser.add_argument("--seconds", type=float, default=290)
     options = parser.parse_args()
-    if unknown := set(options.sides.split(",")) - {*BASES, *TREES}:
-        parser.error(f"expected sides of {', '.join([*BASES, *TREES])}; got {', '.join(sorted(unknown))}")
+    if unknown := [side for side in options.sides.split(",") if not is_side(side)]:
+        parser.error(f"expected sides of {', '.join([*BASES, *TREES])} or with -winN; got {', '.join(unknown)}")
     record = options.out / "kimi_trees.json"
     part = Part("kimi_trees", record, live_part.new_folder(), startup=options.startup, seconds=options.seconds)
     return int(live_part.run(part, lambda part: measure(part, options)))
@@ -119,15 +131,15 @@ def measure(part: Part, options: argparse.Namespace) -> None:
     part.found |= {"layers": options.layers, "of_layers": 61, "drafter": drafts, "simulated_acceptance": lengths()}
     sizes = f"--load-format dummy --speculative-draft-load-format auto --context-length {context} "
     sizes += f"--max-total-tokens {AT_ONCE * context + 8192} --mem-fraction-static 0.95 --chunked-prefill-size 8192"
-    names = [name for name in options.sides.split(",") if name != "dflash-fa3" or has_fa3()]
+    names = [name for name in options.sides.split(",") if without_window(name) != "dflash-fa3" or has_fa3()]
     if len(names) < len(options.sides.split(",")):
         part.failures.append("fa3: its library is not in the bundle")
     servers = start(part, names, Pair(target, part.folder / "drafter", tuple(sizes.split())))
-    rivals = [server for name, server in servers.items() if name == "dflash-fa3"]
+    rivals = [server for name, server in servers.items() if without_window(name) == "dflash-fa3"]
     with running(part, [server for server in servers.values() if server not in rivals], rivals) as up:
         sides = {name: Side(server) for name, server in servers.items() if server not in rivals or server in up}
         prompts = points(part, sides, prefixes, options.windows)
-        part.keep("ddtree", {name: servers[name].state("ddtree") for name in sides if name in TREES})
+        part.keep("ddtree", {name: servers[name].state("ddtree") for name in sides if without_window(name) in TREES})
         part.found["profiles"] = {}
         for name, side in sides.items():
             events = trace(side, part.folder / f"trace_{name}", prompts, 6, SPARE - 64)
@@ -163,7 +175,7 @@ def points(part: Part, sides: dict[str, Side], prefixes: list[int], rounds: int)
 
 def table(windows: Windows, batch: int) -> dict[str, Any]:
     """Medians of each side; its tokens per second and steps over the bases'; tokens per second at other lengths."""
-    bases = [base for base in BASES if base in windows]
+    bases = [name for name in windows if without_window(name) in BASES]
     found: dict[str, Any] = {"sides": medians(windows)}
     for key in ("tokens_per_second", "step_ms"):
         pairs = {base: {way: ratio(windows, base, way, key) for way in windows if way != base} for base in bases}

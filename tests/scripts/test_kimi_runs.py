@@ -100,7 +100,30 @@ def test_plans_name_sides_that_exist(small: SimpleNamespace) -> None:
                 named += words[words.index("--sides") + 1].split(",") if "--sides" in words else small.trees.DEFAULT
             if "LIVE=kimi_tp.py" in words:
                 assert len(words[2].split(",")) == int(words[words.index("--tp") + 1])
-    assert set(named) <= {*small.trees.BASES, *small.trees.TREES}
+    assert [name for name in named if not small.trees.is_side(name)] == []
+
+
+def test_sides_whose_drafter_has_a_window(small: SimpleNamespace, part: Any) -> None:
+    sides = ["plain", "dflash-on-win64", "ddtree17", "ddtree17-win64"]
+    options = SimpleNamespace(sides=",".join(sides), layers=7, prefixes="96", windows=5)
+    part.seconds = 120
+    assert not small.run(part, lambda part: small.trees.measure(part, options)), part.failures
+    found = record(part)["found"]
+    for name in sides:
+        window = "--speculative-draft-window-size 64" in " ".join(found["flags"][name])
+        assert window == name.endswith("win64")
+    assert set(found["ddtree"]) == {"ddtree17", "ddtree17-win64"}
+    point = found["points"][0]
+    assert set(point["step_ms_over"]) == {"plain", "dflash-on-win64"}
+    with_window, without = (point["sides"][name]["tokens_per_step"] for name in ("ddtree17-win64", "ddtree17"))
+    assert with_window == pytest.approx(without, rel=0.1)
+
+
+def test_names_of_sides(small: SimpleNamespace) -> None:
+    for name in ("plain", "dflash-fa3", "dflash-on-win2048", "ddtree65-win8"):
+        assert small.trees.is_side(name)
+    for name in ("plain-win64", "ddtree17-win", "ddtree17-win64x", "ddtree18", "dflash", "win64"):
+        assert not small.trees.is_side(name)
 
 
 def test_two_ranks(small: SimpleNamespace, part: Any) -> None:

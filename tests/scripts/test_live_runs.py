@@ -219,6 +219,14 @@ def test_only_the_server_with_widths_by_cost_is_told_so(
     assert given[0] == given[1]
 
 
+def test_a_window_of_the_draft_is_one_flag_more(live: SimpleNamespace) -> None:
+    for mode in ("dflash-on", "ddtree17"):
+        without, verify = live.ddtree_servers.flags(mode, Path("draft"))
+        given, same = live.ddtree_servers.flags(f"{mode}-win2048", Path("draft"))
+        assert sorted(given) == sorted([*without, "--speculative-draft-window-size", "2048"])
+        assert verify == same == "on"
+
+
 @pytest.mark.slow
 def test_the_backends_other_parts(live: SimpleNamespace, part: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the stand-in cannot do is a failure by name; nothing else is."""
