@@ -1,7 +1,7 @@
 """The SGLang names that a step of DDTREE uses, 0.5.17 to 0.5.23: DFLASH's worker and inputs, runners, pools.
 
-Only this file, ``graphs``, ``hooks`` and ``simulated`` name SGLang's internals. Names are looked up before one is used:
-when the worker is made, where an exception stops the server.
+Only this file, ``compact``, ``draft_backend``, ``graphs``, ``hooks``, ``simulated`` and ``window`` name SGLang's internals.
+Names are looked up before one is used: when the worker is made, where an exception stops the server.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 
 from treeverify.integrations.sglang.ddtree.window import Window
 from treeverify.integrations.sglang.names import check_parameters, find, mismatch, read
+from treeverify.ops.feature_gather.contract import Gathered
 
 WORKER = "sglang.srt.speculative.dflash_worker_v2.DFlashWorkerV2"
 _INPUT = "sglang.srt.speculative.dflash_info.DFlashVerifyInput"
@@ -231,6 +232,15 @@ def kv_buffers(worker: Any) -> list[torch.Tensor]:
     """Return the buffers ``[slots, 1, 576]`` of the target's KV pool, one per layer."""
     found: list[torch.Tensor] = read(worker.model_runner.token_to_kv_pool, "kv_buffer")
     return found
+
+
+def append_features(worker: Any, rows: Gathered) -> None:
+    """Project packed features and write them into the drafter's KV, as DFLASH does."""
+    worker._append_target_hidden_to_draft_kv_by_loc(
+        target_hidden=rows.features.flatten(0, 1),
+        cache_loc=rows.slots.flatten(),
+        positions=rows.positions.flatten(),
+    )
 
 
 def most_requests() -> int:
