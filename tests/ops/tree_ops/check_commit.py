@@ -148,4 +148,31 @@ def gathers(ops) -> None:
     assert GUARD_BYTE != 0  # so that padding which was not written would show
 
 
-CHECKS = {check.__name__: check for check in (random_commits, row_sizes, field_cases, padded_requests, gathers)}
+def requests_past_the_batch_are_padding(ops) -> None:
+    """The buffers of a graph that was captured for more requests: rows of an earlier batch must not be met again."""
+    random = np.random.default_rng(5)
+    buffers = Buffers(ops.device)
+    held = buffers.like(Gathered.empty(6, 3, torch.empty(1, 40, dtype=torch.bfloat16)))
+    for batch in (6, 2, 5, 1):
+        path, lengths = random_paths(random, batch, 9, 4)
+        slots = random_slots(random, batch, 9)
+        prefixes = torch.from_numpy(random.integers(1, 10**6, batch))
+        features = torch.from_numpy(random.normal(0, 1, (batch * 9, 40))).bfloat16()
+        given = [tensor.to(ops.device) for tensor in (features, path, lengths, slots, prefixes)]
+        alone = ops.feature_gather(*given, out=buffers.like(Gathered.empty(batch, 3, features)))
+        for rows in (6, batch):
+            out = Gathered(*(tensor[:rows] for tensor in vars(held).values()))
+            for tensor in vars(held).values():
+                tensor.view(torch.uint8).fill_(GUARD_BYTE)
+            assert ops.feature_gather(*given, out=out) is out
+            buffers.intact()
+            for name, tensor in vars(held).items():
+                equal(name, tensor[:batch], getattr(alone, name).cpu())
+                assert bool((tensor[batch:rows].view(torch.uint8) == 0).all()), f"{name}: padding is not zero"
+                assert bool((tensor[rows:].view(torch.uint8) == GUARD_BYTE).all()), f"{name}: written past its end"
+
+
+CHECKS = {
+    check.__name__: check
+    for check in (random_commits, row_sizes, field_cases, padded_requests, gathers, requests_past_the_batch_are_padding)
+}

@@ -41,7 +41,7 @@ Window = struct(
 Gather = struct(
     "Gather",
     features=P, path=P, lengths=P, slots=P, prefix_lengths=P, packed=P, packed_slots=P, positions=P, row_bytes=L,
-    stride_bytes=L, batch=I, width=I, columns=I, slots_is_64=B, prefix_is_64=B,
+    stride_bytes=L, rows=I, batch=I, width=I, columns=I, slots_is_64=B, prefix_is_64=B,
 )  # fmt: skip
 Compact = struct(
     "Compact",
@@ -166,7 +166,7 @@ class Emulated:
         batch, width = slots.shape
         size = features.element_size()
         sizes = {"row_bytes": features.shape[1] * size, "stride_bytes": features.stride(0) * size}
-        sizes |= {"batch": batch, "width": width, "columns": path.shape[1]}
+        sizes |= {"rows": len(out.slots), "batch": batch, "width": width, "columns": path.shape[1]}
         tensors = {"features": features, "path": path, "lengths": lengths, "slots": slots}
         tensors |= {"prefix_lengths": prefix_lengths, "packed": out.features, "packed_slots": out.slots}
         kinds = {"slots_is_64": slots.dtype == torch.int64, "prefix_is_64": prefix_lengths.dtype == torch.int64}

@@ -50,6 +50,12 @@ PLANTED = {
         "if (accepted) target[i] = source[i];",
         check_commit.gathers,
     ),
+    "requests past the batch are taken for requests": (
+        f"{OPS}/feature_gather/feature_gather_launch.cu",
+        "int64_t{params.rows} * params.columns",
+        "int64_t{params.batch} * params.columns",
+        check_commit.requests_past_the_batch_are_padding,
+    ),
     "the first of earlier prefixes is forgotten": (
         f"{OPS}/tree_mask/tree_mask_kernel.cuh",
         "for (int other = lane; other < request; other += 32) prefixes",

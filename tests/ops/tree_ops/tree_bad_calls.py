@@ -123,6 +123,13 @@ CALLS = (
     ("feature_gather", "features", torch.zeros(BATCH * WIDTH, 6).double(), "features: dtype: .*float64"),
     ("feature_gather", "features", torch.zeros(BATCH * WIDTH + 1, 6), "features: (shape|dimension 0)"),
     ("feature_gather", "prefix_lengths", torch.zeros(BATCH), "prefix_lengths: dtype"),
+    (
+        "feature_gather",
+        "out",
+        Gathered.empty(BATCH - 1, DEPTH, torch.zeros(1, 6)),
+        "(out.features|packed): dimension 0",
+    ),
+    ("feature_gather", "out.slots", ints(BATCH + 1, DEPTH + 1), r"(out\.|packed_)slots: (shape|dimension 0)"),
     ("feature_gather", "out.slots", small(BATCH, DEPTH + 1), r"(out\.|packed_)slots: dtype"),
     (
         "feature_gather",

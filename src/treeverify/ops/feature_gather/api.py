@@ -26,7 +26,7 @@ def feature_gather(
         lengths: see ``path``.
         slots: ``[batch, width]`` int32 or int64: the step's reserved slots in node order.
         prefix_lengths: ``[batch]`` int32 or int64: committed tokens before each root, before this step.
-        out: outputs of exactly these sizes; with it a call on a GPU allocates nothing.
+        out: outputs, for the batch or more requests; with it a call on a GPU allocates nothing.
 
     Returns:
         ``out``, or new outputs.
@@ -41,7 +41,8 @@ def feature_gather(
         if out is None:
             return made
         for name in ("features", "slots", "positions"):
-            getattr(out, name).copy_(getattr(made, name))
+            getattr(out, name)[: len(slots)] = getattr(made, name)
+            getattr(out, name)[len(slots) :] = 0
         return out
     if out is None:
         out = Gathered.empty(len(slots), path.shape[1] - 1, features)

@@ -3,7 +3,8 @@
 For j below ``lengths[i]`` row j of request i is the feature of node ``path[i, j]``, its slot is ``slots[i, j]`` (where
 ``kv_compact`` put that node's KV row; the drafter's pool uses the target's slots) and its position is
 ``prefix_lengths[i] + j``. The rows after that are padding: feature 0, slot 0 (the dummy slot), position 0. They are
-finite, so a dense draft forward may run over them and write them where nobody reads.
+finite, so a dense draft forward may run over them and write them where nobody reads. Outputs may have room for more
+requests than the batch, as those of a captured graph do: the requests past the batch are padding too.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ FEATURE_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 @dataclass(frozen=True, eq=False)
 class Gathered:
-    """The packed rows of a batch."""
+    """The packed rows of a batch, or of a batch and padding."""
 
     features: torch.Tensor
     """``[batch, depth+1, dim]``, dtype of the features."""
@@ -61,7 +62,10 @@ def check(
     checker.tensor("prefix_lengths", prefix_lengths, INDEX_DTYPES, (batch,))
     if out is not None:
         dim = features.shape[1]
-        checker.tensor("out.features", out.features, (features.dtype,), (batch, columns, dim))
-        checker.tensor("out.slots", out.slots, (torch.int64,), (batch, columns))
-        checker.tensor("out.positions", out.positions, (torch.int64,), (batch, columns))
+        checker.tensor("out.features", out.features, (features.dtype,), (None, columns, dim))
+        rows = out.features.shape[0]
+        if rows < batch:
+            raise checker.refuse("out.features: dimension 0", f">= {batch}", rows)
+        checker.tensor("out.slots", out.slots, (torch.int64,), (rows, columns))
+        checker.tensor("out.positions", out.positions, (torch.int64,), (rows, columns))
     return checker

@@ -1,4 +1,4 @@
-// Packs the accepted nodes' feature rows, slots and positions; rows past the path are zeros.
+// Packs the accepted nodes' feature rows, slots and positions; rows past the path, or past the batch, are zeros.
 //
 // A block copies one part (kPartBytes) of one packed row, in units of 16, 4 or 1 bytes. The block of a row's first part
 // also writes its slot and position. Padding is written, not skipped: nothing downstream meets stale bytes.
@@ -21,11 +21,12 @@ __device__ __forceinline__ int64_t gather_integer(const void* array, bool is_64,
 template <class Unit>
 __global__ void __launch_bounds__(kGatherThreads)
     smxx_feature_gather(const __grid_constant__ FeatureGatherParams p, int32_t parts) {
-  const int64_t row = static_cast<int64_t>(blockIdx.x) / parts;  // of [batch, columns]
+  const int64_t row = static_cast<int64_t>(blockIdx.x) / parts;  // of [rows, columns]
   const int part = static_cast<int>(blockIdx.x) % parts;
   const int64_t request = row / p.columns;
   const int place = static_cast<int>(row % p.columns);
-  const int node = place < p.lengths[request] ? p.path[row] : -1;
+  const bool known = request < p.batch && place < p.lengths[request];
+  const int node = known ? p.path[row] : -1;
   const bool accepted = node >= 0 && node < p.width && place < p.width;
   if (part == 0 && threadIdx.x == 0) {
     p.packed_slots[row] = accepted ? gather_integer(p.slots, p.slots_is_64, request * p.width + place) : 0;

@@ -11,7 +11,7 @@ namespace {
 template <class Unit>
 cudaError_t launch(const FeatureGatherParams& params, cudaStream_t stream) {
   const int64_t parts = params.row_bytes == 0 ? 1 : (params.row_bytes + kPartBytes - 1) / kPartBytes;
-  const int64_t blocks = int64_t{params.batch} * params.columns * parts;
+  const int64_t blocks = int64_t{params.rows} * params.columns * parts;
   if (blocks == 0) return cudaSuccess;
   if (blocks > INT32_MAX) return cudaErrorInvalidValue;
   smxx_feature_gather<Unit><<<static_cast<unsigned>(blocks), kGatherThreads, 0, stream>>>(

@@ -1,4 +1,5 @@
-// What a feature_gather launch needs. Shapes: [batch, width], [batch, columns], all but the features contiguous.
+// What a feature_gather launch needs. Shapes: [batch, width], [batch, columns], outputs [rows, columns]; all but the
+// features contiguous.
 #pragma once
 
 #include <cstdint>
@@ -13,11 +14,12 @@ struct FeatureGatherParams {
   const int32_t* lengths;  // [batch]
   const void* slots;       // int32 or int64 [batch, width]
   const void* prefix_lengths;  // int32 or int64 [batch]
-  char* packed;                // [batch, columns] rows of row_bytes
-  int64_t* packed_slots;       // [batch, columns]
-  int64_t* positions;          // [batch, columns]
+  char* packed;                // [rows, columns] rows of row_bytes
+  int64_t* packed_slots;       // [rows, columns]
+  int64_t* positions;          // [rows, columns]
   int64_t row_bytes;
   int64_t stride_bytes;  // between rows of `features`
+  int32_t rows;  // at least batch; the requests past the batch are padding
   int32_t batch;
   int32_t width;
   int32_t columns;  // depth + 1
