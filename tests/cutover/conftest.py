@@ -19,6 +19,7 @@ import pytest
 
 from treeverify.control.client import read_state, switch_mode
 from treeverify.cutover.quoting import parse_environment_file
+from treeverify.cutover.units import process_environment
 from treeverify.env import VerifyMode
 from treeverify.errors import ServerError
 
@@ -112,8 +113,9 @@ class Bench:
             path.rmdir() if path.is_dir() else path.unlink()
         try:
             if "KDTREE_VERIFY_ALLOW" in self.base:
-                switch_mode(self.url, VerifyMode.OFF)
-                return
+                pid = switch_mode(self.url, VerifyMode.OFF)[0].ranks[0].pid
+                if process_environment(pid).get("KDTREE_VERIFY") == self.base.get("KDTREE_VERIFY"):
+                    return
         except ServerError:
             pass
         self.boot()

@@ -2,9 +2,10 @@
 
 A line of JSON in: ``argv``; ``out``: file for what it prints; ``kill``: ``after:N`` or ``torn:N`` for the N-th record
 that it appends to a journal: SIGKILL as soon as the record is on the disk, or with the record half written (so that
-the act before it is done and not told); ``closed``: stage whose gate is closed, or ``real``: unless ``real``, nothing
-is asked of the server for samples; ``page``: whether the report is written (default: with ``real`` only); ``uid``:
-user to become. A line out: the exit code, negative: the signal.
+the act before it is done and not told), or ``reload:N``: before its N-th ``systemctl daemon-reload``; ``closed``:
+stage whose gate is closed, or ``real``: unless ``real``, nothing is asked of the server for samples; ``page``:
+whether the report is written (default: with ``real`` only); ``uid``: user to become. A line out: the exit code,
+negative: the signal.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import sys
 import httpx
 
 from treeverify.cli.main import main
-from treeverify.cutover import acts, gates, journal, report, samples, tool  # noqa: F401  (imported once, here)
+from treeverify.cutover import acts, gates, journal, report, samples, tool, units  # noqa: F401  (imported once, here)
 
 
 def append_and_die(how, which):
@@ -36,6 +37,18 @@ def append_and_die(how, which):
         return record
 
     journal.Journal.append = append
+
+
+def die_before_reload(which):
+    real, left = units.Systemctl.call, [which]
+
+    def call(self, *words):
+        left[0] -= words == ("daemon-reload",)
+        if left[0] == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(self, *words)
+
+    units.Systemctl.call = call
 
 
 def collect(url, plan, on_progress=None):
@@ -60,7 +73,7 @@ def child(request):
     acts._POLL = 0.05
     if request.get("kill"):
         how, _, which = request["kill"].partition(":")
-        append_and_die(how, int(which))
+        die_before_reload(int(which)) if how == "reload" else append_and_die(how, int(which))
     if request.get("closed") != "real":
         samples.collect, gates.judge = collect, judge_all_but(request.get("closed"))
     if not request.get("page", request.get("closed") == "real"):

@@ -14,7 +14,10 @@ from tempfile import TemporaryDirectory
 import pytest
 from tests.cutover.conftest import free_port
 
+from treeverify.control.client import switch_mode
+from treeverify.cutover.journal import Record, _encode
 from treeverify.cutover.lock import hold
+from treeverify.env import VerifyMode
 
 
 def snapshot(bench):
@@ -106,6 +109,69 @@ def test_a_corrupted_journal(served):
     assert snapshot(served) == before
 
 
+def encoded(records):
+    """A journal of these records, written anew with right checksums."""
+    lines, previous = [], ""
+    for record in records:
+        line, previous = _encode(Record(**record), previous)
+        lines.append(f"{line}\n")
+    return "".join(lines)
+
+
+OTHER_VERSIONS = {
+    "a field more": lambda records: records[0]["data"]["plan"].update(added=1),
+    "a field less": lambda records: records[0]["data"].pop("before"),
+    "no plan": lambda records: records[0]["data"].pop("plan"),
+    "no data": lambda records: records[0].update(data=None),
+    "another stage": lambda records: records[1].update(stage="warm-up"),
+}
+
+
+@pytest.mark.parametrize("change", OTHER_VERSIONS.values(), ids=OTHER_VERSIONS)
+def test_a_journal_of_another_version(served, change):
+    assert served.run().code == 0
+    records = served.records()
+    change(records)
+    (served.state / "journal.jsonl").write_text(encoded(records))
+    before = snapshot(served)
+    for outcome in (served.run("off"), served.rollback(), served.driver("cutover", "status", *served.options())):
+        refuse(served, outcome, 16, f"line {2 if records[1]['stage'] == 'warm-up' else 1}", "version")
+    assert snapshot(served) == before
+
+
+def test_a_journal_that_is_nested_beyond_reading(served):
+    served.state.mkdir()
+    (served.state / "journal.jsonl").write_text("[" * 100_000 + "\n")
+    refuse(served, served.run(), 16, "line 1")
+
+
+def test_a_folder_that_is_a_file_and_a_file_that_is_a_folder(served):
+    before = snapshot(served)
+    served.state = served.folder / "base.env"
+    for outcome in (served.run(), served.rollback()):
+        refuse(served, outcome, 11, "base.env is not a folder")
+    served.state, owned = served.folder / "state", served.owned
+    served.owned = served.folder / "base.env" / "owned.env"
+    refuse(served, served.run(), 11, "base.env is not a folder")
+    served.owned = owned
+    owned.mkdir()
+    refuse(served, served.run(), 11, "owned.env: is a folder")
+    owned.rmdir()
+    assert snapshot(served) == before
+
+
+def test_a_mode_that_the_start_gets_from_elsewhere(bench):
+    """The owned file does not say it, so the next start would not be what it says, nor what a rollback proves."""
+    bench.base["KDTREE_VERIFY"] = "validate"
+    bench.boot()
+    switch_mode(bench.url, VerifyMode.OFF)
+    before = snapshot(bench)
+    for outcome in (bench.run("on"), bench.run("off"), bench.run("on", "--dry-run")):
+        refuse(bench, outcome, 14, "KDTREE_VERIFY=validate", "owned.env is not there")
+    assert "KDTREE_VERIFY=validate" in bench.status()["doubt"]
+    assert snapshot(bench) == before
+
+
 def test_a_second_operator(served):
     served.state.mkdir()
     before = snapshot(served)
@@ -155,6 +221,8 @@ def test_a_dry_run_prints_the_plan_and_touches_nothing(served):
 
 
 def test_nothing_to_do_and_nothing_to_roll_back(served):
+    assert "nothing to roll back" in served.rollback().last
+    assert not served.state.exists()
     assert "nothing to do" in served.run("off").last
     assert "nothing to roll back" in served.rollback().last
     assert served.records() == []

@@ -207,7 +207,12 @@ def test_speed_closes_where_the_whole_interval_is_below_the_threshold():
     assert not slow.passed
     assert slow.figures["high"] < 0.9
     assert judged("on", candidate=timed(1.0, 1.0))["speed"].passed  # too noisy to say
-    assert judged("on", candidate=timed(5.0, 0.0), limits=Limits(speed_ratio=None))["speed"].passed
+    recorded = judged("on", candidate=timed(5.0, 0.0), limits=Limits(speed_ratio=None))["speed"]
+    assert recorded.passed is None
+    assert recorded.figures["ratio"] == pytest.approx(0.2, rel=0.05)
+    untimed = BASE.model_copy(update={"speed": []})
+    assert judged("on", candidate=untimed)["speed"].passed is False
+    assert judged("on", candidate=untimed, limits=Limits(speed_ratio=None))["speed"].passed is None
 
 
 def test_too_little_is_not_let_through():

@@ -142,13 +142,11 @@ def test_the_same_with_restarts_and_an_eager_stage(bench):
 @pytest.mark.parametrize("stage", ["validate", "soak", "on", "unit"])
 def test_a_server_that_restarted_meanwhile_in_its_mode_is_not_gone_on_with(bench, stage):
     """Its mode explains itself; that it is another process does not."""
-    bench.base["KDTREE_VERIFY"] = "on" if stage in ("on", "unit") else "validate"
     bench.start()
-    bench.boot()
     entered = {"validate": 8, "soak": 12, "on": 17, "unit": 21}[stage]  # each after the switch of the stage
     assert bench.run(kill=f"after:{entered}").code == KILLED
     assert bench.records()[-1]["stage"] == stage
-    mode = bench.modes()[0]
+    mode = bench.base["KDTREE_VERIFY"] = bench.modes()[0]
     bench.boot()
     assert bench.modes()[0] == mode
     outcome = bench.run()

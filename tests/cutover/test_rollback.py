@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 
 import pytest
 from tests.cutover.conftest import free_port
@@ -52,6 +53,13 @@ class FakeService:
         return None
 
 
+class FakeRunner(CommandRunner):
+    """Restarts nothing; no process is asked what it was started with."""
+
+    def environment(self, serving):
+        return self.next_start()
+
+
 def sample(url, plan, progress=None):
     parts = {"generations": [], "probes": [], "speed": [], "failures": []}
     return Sample(taken_at="2026-01-01T00:00:00Z", url=url, mode="off", plan=plan, **parts)
@@ -76,7 +84,7 @@ def plan():
 @pytest.fixture
 def tool(tmp_path, service, monkeypatch):
     monkeypatch.setattr("treeverify.cutover.report.write", lambda path, *rest: path)
-    runner = CommandRunner("true", tmp_path / "owned.env", timeout=5)
+    runner = FakeRunner("true # again", tmp_path / "owned.env", timeout=5)
     said = []
     return Tool("fake", URL, tmp_path / "state", runner, service, said.append, judges=Judges(sample, verdict))
 
@@ -138,7 +146,12 @@ def test_a_rollback_that_fails_says_what_is_left_and_what_to_type(tool, plan, se
         "before it was mode off",
     ):
         assert text in said
-    assert "treeverify cutover rollback --unit fake --url http://fake" in said
+    typed = said.partition("Type: treeverify cutover rollback ")[2].partition("; if that fails too: ")
+    state, owned = tool.folder, tool.folder.parent / "owned.env"
+    options = ["--unit", "fake", "--url", URL, "--state", str(state)]
+    options += ["--restart-command", "true # again", "--environment-file", str(owned)]
+    assert shlex.split(typed[0]) == options  # whatever told this run from others
+    assert typed[2].startswith(f"rm -f {owned} && true # again")
     assert (service.mode, last(tool)) == ("on", "stuck")
     with pytest.raises(CutoverError, match=r"rollback. first") as caught:
         tool.run(plan)
@@ -160,7 +173,7 @@ def test_a_server_that_is_gone_at_the_rollback(tool, plan, service):
     assert "the server's mode is unknown" in str(caught.value)
 
 
-class Restarts(CommandRunner):
+class Restarts(FakeRunner):
     """Restarts the fake server, with what the owned file says."""
 
     def __init__(self, service, environment):
@@ -171,9 +184,6 @@ class Restarts(CommandRunner):
         self.service.mode = self.next_start().get("KDTREE_VERIFY", "off")
         self.service.pid += 1
         self.service.refuses = set()
-
-    def environment(self, serving):
-        return self.next_start()
 
 
 def test_speed_is_not_judged_in_the_eager_stage(tool, plan, service, tmp_path):
@@ -227,7 +237,7 @@ def test_a_journal_that_cannot_be_written_any_more(tool, plan, service, monkeypa
 def test_files_are_taken_away_in_the_reverse_order_also_by_another_process(tool, plan, tmp_path, monkeypatch):
     """A kill between two files must not leave a drop-in that names a file which is not there."""
 
-    class TwoFiles(CommandRunner):
+    class TwoFiles(FakeRunner):
         def contents(self, variables):
             first = super().contents(variables)
             return {**first, tmp_path / "another.conf": files.MARK}
@@ -245,9 +255,54 @@ def test_files_are_taken_away_in_the_reverse_order_also_by_another_process(tool,
     assert order == [("owned.env", True), ("another.conf", True), ("another.conf", False), ("owned.env", False)]
 
 
+def test_a_file_that_cannot_be_written_is_named_and_no_part_of_it_is_left(tool, plan, service, tmp_path, monkeypatch):
+    real = os.fsync
+
+    def fsync(descriptor):
+        if "owned.env" in os.readlink(f"/proc/self/fd/{descriptor}"):
+            raise OSError(28, "No space left on device")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(CutoverError, match=r"proved: .*owned\.env: No space left on device") as caught:
+        tool.run(plan)
+    assert caught.value.exit_code == Exit.FAILED
+    assert (service.mode, last(tool)) == ("off", "rolled-back")
+    assert [path.name for path in tmp_path.iterdir()] == ["state"]
+
+
+def test_what_a_killed_process_left_beside_an_owned_file_goes_with_it(tmp_path):
+    owned = tmp_path / "unit.d" / "owned.env"
+    files.put(owned, files.MARK)
+    (owned.parent / ".owned.env.new").write_text("half")
+    files.put(owned, None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_cannot_go_on_says_why(tool, plan, service):
+    def cut_off():
+        def judge(stage, *_):
+            raise SystemExit
+
+        object.__setattr__(tool, "judges", Judges(sample, judge))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("treeverify.cutover.machine.roll_back", lambda *_: None)  # as if it were killed
+            with pytest.raises(SystemExit):
+                tool.run(plan)
+
+    cut_off()
+    with pytest.raises(CutoverError, match="cut off in stage validate and cannot go on: other options, settings"):
+        tool.run(plan.model_copy(update={"soak_seconds": 1.0}))
+    cut_off()
+    service.mode = "on"
+    with pytest.raises(CutoverError, match="cannot go on: the server has mode on, the run left it in validate"):
+        tool.run(plan)
+    assert (service.mode, last(tool)) == ("off", "rolled-back")
+
+
 def test_a_rollback_with_other_files_than_the_run_is_refused(tool, plan, service, tmp_path):
     tool.run(plan)
-    object.__setattr__(tool, "runner", CommandRunner("true", tmp_path / "other.env", timeout=5))
+    object.__setattr__(tool, "runner", FakeRunner("true", tmp_path / "other.env", timeout=5))
     with pytest.raises(CutoverError, match=r"owns .*owned\.env, not .*other\.env") as caught:
         tool.rollback()
     assert caught.value.exit_code == Exit.OTHER_JOURNAL

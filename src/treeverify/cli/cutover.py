@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -54,7 +55,7 @@ def run(
         for line in tool.plan_lines(plan):
             print(line)
         return
-    tool.run(plan)
+    replace(tool, check=_interrupts("stopping at the next safe point, then rolling back")).run(plan)
 
 
 @app.command()
@@ -93,7 +94,9 @@ def rollback(
     state: State = None,
 ) -> None:
     """Take the last run back, finished or not; proved, or it says what is left and what to type."""
-    _tool(unit, url, user, restart_command, environment_file, state).rollback()
+    tool = _tool(unit, url, user, restart_command, environment_file, state)
+    _interrupts("a rollback goes on to its end")
+    tool.rollback()
 
 
 def _plan(
@@ -160,7 +163,7 @@ def _tool(
     else:
         raise ConfigError(f"--unit: expected NAME.service, got {unit!r}")
     folder = state or default_folder(unit, user=user)
-    return Tool(unit, url, folder, runner, LiveService(url), _say, _interrupts())
+    return Tool(unit, url, folder, runner, LiveService(url), _say)
 
 
 def _say(line: str) -> None:
@@ -169,8 +172,8 @@ def _say(line: str) -> None:
         os.write(2, f"{line}\n".encode())
 
 
-def _interrupts() -> Callable[[], None]:
-    """Catch INT, TERM and HUP from now on; returns what raises CutoverError once one has come."""
+def _interrupts(answer: str) -> Callable[[], None]:
+    """Answer INT, TERM and HUP so from now on; returns what raises CutoverError once one has come."""
     import signal
 
     from treeverify.cutover.exits import Exit
@@ -180,7 +183,7 @@ def _interrupts() -> Callable[[], None]:
 
     def note(number: int, _: object) -> None:
         came.append(number)
-        _say(f"{signal.Signals(number).name}: stopping at the next safe point, then rolling back")
+        _say(f"{signal.Signals(number).name}: {answer}")
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, note)

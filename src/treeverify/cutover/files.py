@@ -35,25 +35,40 @@ def require_writable(path: Path) -> None:
     nearest = path
     while not os.path.exists(nearest):  # unlike Path.exists, False where a folder may not be searched
         nearest = nearest.parent
+    if nearest.is_dir() is (nearest == path):
+        kind = "is a folder" if nearest == path else f"{nearest} is not a folder"
+        raise CutoverError(Exit.NOT_PERMITTED, f"{path}: {kind}")
     if not os.access(nearest, os.W_OK if nearest.is_file() else os.W_OK | os.X_OK):
         raise CutoverError(Exit.NOT_PERMITTED, f"{path}: {nearest} cannot be written by user {os.geteuid()}")
 
 
 def put(path: Path, content: str | None) -> None:
     """Make ``content`` the whole of ``path``, on the disk when this returns; None: no such file, nor an empty folder
-    ``*.d`` that held it. Raises OSError."""
-    if content is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        written = path.with_name(f".{path.name}.new")
+    ``*.d`` that held it. Raises CutoverError (``Exit.FAILED``) that names the file, and then no part of it is left."""
+    written = path.with_name(f".{path.name}.new")
+    try:
+        if content is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _replace(path, written, content)
+        elif path.parent.is_dir():
+            path.unlink(missing_ok=True)
+            written.unlink(missing_ok=True)  # of a process that was killed
+        else:
+            return
+        sync_folder(path.parent)
+        if content is None and path.parent.suffix == ".d" and not any(path.parent.iterdir()):
+            path.parent.rmdir()
+    except OSError as error:
+        raise CutoverError(Exit.FAILED, f"{path}: {error.strerror}") from error
+
+
+def _replace(path: Path, written: Path, content: str) -> None:
+    try:
         with written.open("w", encoding="utf-8") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         written.replace(path)
-    elif path.parent.is_dir():
-        path.unlink(missing_ok=True)
-    else:
-        return
-    sync_folder(path.parent)
-    if content is None and path.parent.suffix == ".d" and not any(path.parent.iterdir()):
-        path.parent.rmdir()
+    except OSError:
+        written.unlink(missing_ok=True)
+        raise

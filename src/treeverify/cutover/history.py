@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from treeverify.cutover.exits import Exit
 from treeverify.cutover.journal import Record
 from treeverify.cutover.plan import Before, CutoverPlan
 from treeverify.cutover.stages import ENDED, Stage
+from treeverify.errors import CutoverError
 
 ABSENT = "absent"
 """In place of a mode: a server without the plugin."""
@@ -70,13 +73,39 @@ class Run:
 
 
 def last_run(records: Iterable[Record]) -> Run | None:
-    """Return the last run of a unit's journal, None if there is none."""
+    """Return the last run of a unit's journal, None if there is none. Raises as ``units``."""
     run: Run | None = None
     for record in records:
-        if record.event == "begin":
-            before = Before.model_validate(record.data["before"])
-            plan = CutoverPlan.model_validate(record.data["plan"])
-            run = Run(record.run, plan, before, live={before.mode or ABSENT}, next_start={before.next_mode})
-        if run is not None:
-            run.take(record)
+        with _of_this_version(record):
+            if record.event == "begin":
+                before = Before.model_validate(record.data["before"])
+                plan = CutoverPlan.model_validate(record.data["plan"])
+                run = Run(record.run, plan, before, live={before.mode or ABSENT}, next_start={before.next_mode})
+            if run is not None:
+                run.take(record)
     return run
+
+
+def units(records: Iterable[Record]) -> set[str]:
+    """Return the units whose cutovers the records tell of.
+
+    Raises CutoverError (``Exit.JOURNAL_CORRUPT``) that names the first line which says what this version cannot read.
+    """
+    found = set()
+    for record in records:
+        with _of_this_version(record):
+            if record.event == "begin":
+                found.add(record.data["plan"]["unit"])
+    return found
+
+
+@contextmanager
+def _of_this_version(record: Record) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, KeyError, TypeError):
+        raise CutoverError(
+            Exit.JOURNAL_CORRUPT,
+            f"the journal's line {record.seq} is whole, but not of this version of treeverify; nothing was changed. "
+            "End its run with the version that began it, or look at the service by hand and move the file away",
+        ) from None

@@ -44,7 +44,7 @@ def _encode(record: Record, previous: str) -> tuple[str, str]:
 
 
 def _decode(line: bytes, seq: int, previous: str) -> tuple[Record, str]:
-    """Return the record and its checksum; raises ValueError, KeyError or TypeError for a line that is not whole."""
+    """Return the record and its checksum; raises what the journal catches for a line that is not whole."""
     outer = json.loads(line)
     body = json.dumps(outer["record"], sort_keys=True)
     record = Record(**outer["record"])
@@ -74,7 +74,7 @@ class Journal:
         for number, line in enumerate(lines, start=1):
             try:
                 record, self._sum = _decode(line, number, self._sum)
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, RecursionError):
                 raise CutoverError(
                     Exit.JOURNAL_CORRUPT,
                     f"journal {path}: line {number} is not as it was written; nothing was changed. "

@@ -38,9 +38,9 @@ class CutoverPlan(_Frozen):
     def _consistent(self) -> Self:
         path(self.target, eager=bool(self.eager))
         if (self.eager or self.variables) and not self.may_restart:
-            raise ValueError("--eager and --set need --allow-restart: variables are read at a start only")
+            raise ValueError("--eager and variables need --allow-restart: they are read at a start only")
         if {MODE, ALLOW} & {*self.eager, *self.variables}:
-            raise ValueError(f"--eager, --set: {MODE} and {ALLOW} are set by the cutover itself")
+            raise ValueError(f"--eager, variables: {MODE} and {ALLOW} are set by the cutover itself")
         return self
 
     @property

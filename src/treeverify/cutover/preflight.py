@@ -17,6 +17,10 @@ def look(url: str, runner: Runner, service: Service) -> Before:
     status = runner.status()
     if status.active not in ("", "active"):
         raise CutoverError(Exit.UNREACHABLE, f"the unit is {status.active}: start it, and wait until it is up")
+    if status.stale:
+        raise CutoverError(
+            Exit.NOT_SWITCHABLE, "the unit's files changed since systemd read them: `systemctl daemon-reload` first"
+        )
     owned = {str(path): files.read(path) for path in runner.contents({})}
     environment = runner.next_start()
     try:
@@ -34,6 +38,9 @@ def look(url: str, runner: Runner, service: Service) -> Before:
             Exit.OTHER_PROCESS,
             f"{url} is served by process {strangers[0]}, which is not part of the unit (or runs in a container)",
         )
+    doubt = runner.doubt(serving[0].pid) if serving else None
+    if doubt is not None:
+        raise CutoverError(Exit.NOT_SWITCHABLE, doubt)
     return Before(
         plugin=bool(serving),
         mode=mode,

@@ -54,13 +54,14 @@ def write(
 def _write_both(texts: Mapping[Path, str]) -> None:
     """Write beside each file first and move last, so that an error leaves the old ones."""
     parts = {file.with_name(f".{file.name}.part"): file for file in texts}
+    file = next(iter(texts))
     try:
         for part, file in parts.items():
             part.write_text(texts[file], encoding="utf-8")
         for part, file in parts.items():
             part.replace(file)
     except OSError as error:
-        raise ConfigError(f"{error.filename2 or error.filename}: cannot be written: {error.strerror}") from None
+        raise ConfigError(f"{file}: cannot be written: {error.strerror}") from None
     finally:
         for part in parts:
             part.unlink(missing_ok=True)

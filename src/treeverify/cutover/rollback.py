@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from treeverify.cutover import files
@@ -47,7 +48,8 @@ def _restore(hands: Hands, acts: Acts) -> None:
         anew = not _switched_live(hands, acts)
     # last written, first removed: a drop-in never names a file that is not there
     contents = {path: before.files[str(path)] for path in reversed(hands.runner.contents({}))}
-    if any(files.read(path) != content for path, content in contents.items()):
+    changed = any(files.read(path) != content for path, content in contents.items())
+    if changed or hands.runner.status().stale:  # killed between the files and the reload
         acts.write(contents, before.next_mode)
     if anew:
         acts.restart(before.next_mode if before.plugin else ABSENT)
@@ -107,7 +109,8 @@ def _what_is_left(hands: Hands, acts: Acts) -> str:
     there = [path for path in before.files if Path(path).exists()]
     owned = f"files of this tool that are there: {', '.join(there) or 'none'}"
     wanted = f"before it was mode {before.mode or ABSENT}, next start {before.next_mode}"
-    commands = [f"treeverify cutover rollback --unit {plan.unit} --url {plan.url}"]
+    options = ["--unit", plan.unit, "--url", plan.url, "--state", str(hands.journal.path.parent.absolute())]
+    commands = [f"treeverify cutover rollback {shlex.join([*options, *hands.runner.options()])}"]
     try:
         commands += [" && ".join(hands.runner.undo_commands())]
     except TreeverifyError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ class Status:
     """The main process; 0: not known, or none."""
     restarts: int = 0
     """Times that systemd restarted it by itself."""
+    stale: bool = False
+    """Whether its configuration changed since systemd read it: the next start is then not what systemd says."""
 
 
 class Runner(Protocol):
@@ -52,6 +55,9 @@ class Runner(Protocol):
     def next_start(self) -> Mapping[str, str]:
         """Return the environment of the next start, as far as it is known."""
 
+    def doubt(self, serving: int) -> str | None:
+        """Return why ``next_start`` cannot be right, judged by ``serving``, a process that serves; None: no reason."""
+
     def contents(self, variables: Mapping[str, str]) -> dict[Path, str | None]:
         """Return the owned files that set ``variables`` at the next start, in the order in which to write them."""
 
@@ -64,6 +70,9 @@ class Runner(Protocol):
     def undo_commands(self) -> list[str]:
         """Return what a person types to bring the service up without the owned files."""
 
+    def options(self) -> list[str]:
+        """Return the options of ``treeverify cutover`` that name this runner, beside ``--unit``."""
+
 
 class SystemdRunner:
     """A unit of the system's or the user's manager."""
@@ -71,6 +80,7 @@ class SystemdRunner:
     def __init__(self, unit: str, *, user: bool = False) -> None:
         self.unit = unit
         self._systemctl = Systemctl(user=user)
+        self._options = ["--user"] if user else []
         self._manager = f"user {os.getuid()}'s " if user else ""
 
     def names(self) -> tuple[str, ...]:
@@ -93,7 +103,7 @@ class SystemdRunner:
         if hidden:
             raise CutoverError(Exit.NOT_SWITCHABLE, f"unit {self.unit}: UnsetEnvironment= takes {hidden[0]} away")
         for path in unit.drop_ins:
-            if path.name > DROP_IN and "Environment" in path.read_text(errors="replace"):
+            if path.name > DROP_IN and _sets_environment(path):
                 raise CutoverError(
                     Exit.NOT_SWITCHABLE, f"{path} is read after {DROP_IN} and sets environment; rename it"
                 )
@@ -101,7 +111,7 @@ class SystemdRunner:
     def status(self) -> Status:
         """See ``Runner``."""
         unit = self._show()
-        return Status(unit.active, unit.main_pid, unit.restarts)
+        return Status(unit.active, unit.main_pid, unit.restarts, unit.stale)
 
     def owns(self, pid: int) -> bool:
         """See ``Runner``; judged by the control group."""
@@ -114,6 +124,10 @@ class SystemdRunner:
     def next_start(self) -> Mapping[str, str]:
         """See ``Runner``."""
         return next_environment(self._show(), self._systemctl.manager_environment())
+
+    def doubt(self, serving: int) -> str | None:
+        """See ``Runner``: systemd knows."""
+        return None
 
     def contents(self, variables: Mapping[str, str]) -> dict[Path, str | None]:
         """See ``Runner``; an environment file, because ``Environment=`` would lose to one that the unit names."""
@@ -135,6 +149,21 @@ class SystemdRunner:
         environment, drop_in = self._paths()
         again = [self._systemctl.command("daemon-reload"), self._systemctl.command("restart", self.unit)]
         return [f"rm -f {drop_in} {environment}", *again]
+
+    def options(self) -> list[str]:
+        """See ``Runner``."""
+        return self._options
+
+
+def _sets_environment(drop_in: Path) -> bool:
+    """Whether a drop-in that systemd has read says anything of the environment; one that is gone does not."""
+    try:
+        lines = drop_in.read_text(errors="replace").splitlines()
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise CutoverError(Exit.NOT_PERMITTED, f"{drop_in}: {error.strerror}") from None
+    return any("Environment" in line for line in lines if not line.lstrip().startswith(("#", ";")))
 
 
 class CommandRunner:
@@ -167,6 +196,16 @@ class CommandRunner:
         """See ``Runner``: what the owned file says."""
         return parse_environment_file(files.read(self._environment) or "")
 
+    def doubt(self, serving: int) -> str | None:
+        """See ``Runner``: without the owned file, a start that gets a mode all the same gets it from elsewhere."""
+        started = self.environment(serving).get("KDTREE_VERIFY", "off")
+        if files.read(self._environment) is not None or started == "off":
+            return None
+        return (
+            f"process {serving} was started with KDTREE_VERIFY={started}, and {self._environment} is not there: "
+            "restart the server; if it has that again, take it out of what else its start reads"
+        )
+
     def contents(self, variables: Mapping[str, str]) -> dict[Path, str | None]:
         """See ``Runner``."""
         return {self._environment: files.MARK + environment_file(dict(variables))}
@@ -192,4 +231,8 @@ class CommandRunner:
 
     def undo_commands(self) -> list[str]:
         """See ``Runner``."""
-        return [f"rm -f {self._environment}", self._command]
+        return [f"rm -f {shlex.quote(str(self._environment))}", self._command]
+
+    def options(self) -> list[str]:
+        """See ``Runner``."""
+        return ["--restart-command", self._command, "--environment-file", str(self._environment)]

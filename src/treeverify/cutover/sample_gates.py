@@ -138,7 +138,10 @@ def _without_logprobs(stage: Kind, gate: str) -> Verdict:
 
 
 def speed(stage: Kind, baseline: Sample, candidate: Sample, limits: Limits) -> Verdict:
-    """Tokens per second, candidate over baseline; fails where the whole interval lies below the threshold."""
+    """Tokens per second, candidate over baseline; fails where the whole interval lies below the threshold.
+
+    Without a threshold it is not judged.
+    """
     found = statistics.speed_ratio(baseline, candidate, Risk(limits.alpha, limits.power))
     floor = limits.speed_ratio
     threshold = "recorded, not judged" if floor is None else f"the {1 - limits.alpha:.0%} interval reaches {floor:g}"
@@ -146,7 +149,7 @@ def speed(stage: Kind, baseline: Sample, candidate: Sample, limits: Limits) -> V
         return Verdict(
             stage=stage,
             gate="speed",
-            passed=floor is None,
+            passed=None if floor is None else False,
             figures={"prompts": 0},
             threshold=threshold,
             reason="fewer than two prompts were timed in both modes",
@@ -154,7 +157,7 @@ def speed(stage: Kind, baseline: Sample, candidate: Sample, limits: Limits) -> V
     return Verdict(
         stage=stage,
         gate="speed",
-        passed=floor is None or found.high >= floor,
+        passed=None if floor is None else found.high >= floor,
         figures={"ratio": found.mean, "low": found.low, "high": found.high, "prompts": found.n},
         threshold=threshold,
         reason=f"{found.mean:.3f} of the baseline's tokens per second [{found.low:.3f}, {found.high:.3f}]",

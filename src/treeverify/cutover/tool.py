@@ -15,7 +15,7 @@ from treeverify.cutover import files, gates, report, samples
 from treeverify.cutover.acts import Acts, Hands
 from treeverify.cutover.evidence import Evidence
 from treeverify.cutover.exits import Exit
-from treeverify.cutover.history import Run, last_run
+from treeverify.cutover.history import Run, last_run, units
 from treeverify.cutover.journal import Journal
 from treeverify.cutover.lock import hold, hold_name
 from treeverify.cutover.machine import Judges, Machine
@@ -23,7 +23,7 @@ from treeverify.cutover.plan import Before, CutoverPlan, describe, why_restart
 from treeverify.cutover.preflight import look, require_logprobs, require_path
 from treeverify.cutover.rollback import live_mode, roll_back
 from treeverify.cutover.runner import Runner
-from treeverify.cutover.service import Service
+from treeverify.cutover.service import Service, ranks
 from treeverify.cutover.stages import Event, Stage
 from treeverify.errors import CutoverError, ServerError
 
@@ -86,6 +86,11 @@ class Tool:
 
     def rollback(self) -> None:
         """Take the last run back, finished or not. Raises CutoverError (``Exit.STUCK``) where that fails."""
+        self.runner.check()
+        if not os.path.exists(self.folder):  # none is made for it
+            with self._alone():
+                self.say("nothing to roll back")
+            return
         with self._locked() as hands:
             run = last_run(hands.journal.records)
             if run is None or run.stage is Stage.ROLLED_BACK:
@@ -104,6 +109,8 @@ class Tool:
             live: str | None = live_mode(hands)
         except ServerError as error:
             live, found["server"] = None, str(error)
+        doubt = self._doubt()
+        found |= {} if doubt is None else {"doubt": doubt}
         next_mode = self.runner.next_start().get("KDTREE_VERIFY", "off")
         found |= {"live": live, "next_start": next_mode, "run": None}
         if run is not None:
@@ -117,19 +124,31 @@ class Tool:
         self.runner.check()
         files.require_writable(self.folder / "journal.jsonl")
         self.folder.mkdir(parents=True, exist_ok=True)
+        with hold(self.folder / "lock"), self._alone():
+            yield Hands(self.runner, self.service, self._journal(), self.say, self.check)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Hold what tells this service on this machine, whichever state folder an operator names."""
         with ExitStack() as held:
-            held.enter_context(hold(self.folder / "lock"))
             for name in (*self.runner.names(), f"port {_port(self.url)}"):
                 held.enter_context(hold_name(name))
-            yield Hands(self.runner, self.service, self._journal(), self.say, self.check)
+            yield
 
     def _journal(self) -> Journal:
         journal = Journal(self.folder / "journal.jsonl")
-        for record in journal.records:
-            unit = record.data["plan"]["unit"] if record.event == "begin" else self.unit
-            if unit != self.unit:
-                raise CutoverError(Exit.OTHER_JOURNAL, f"{journal.path} is the journal of {unit}, not of {self.unit}")
+        for unit in sorted(units(journal.records) - {self.unit}):
+            raise CutoverError(Exit.OTHER_JOURNAL, f"{journal.path} is the journal of {unit}, not of {self.unit}")
         return journal
+
+    def _doubt(self) -> str | None:
+        """Return why the next start may not be what it seems, None: no reason is known."""
+        try:
+            return self.runner.doubt(ranks(self.service.read())[0].pid)
+        except ServerError:
+            return None
+        except CutoverError as error:
+            return str(error)
 
     def _look(self) -> Before:
         files.require_writable(self.folder / "journal.jsonl")
@@ -154,16 +173,14 @@ class Tool:
     def _go_on(self, hands: Hands, run: Run, plan: CutoverPlan) -> None:
         """Resume a run that was cut off, if that is what was asked for and the server is where the run left it."""
         self._same_server(run)
-        try:
-            known = live_mode(hands) in run.live
-        except ServerError:
-            known = False
-        if run.stage is not Stage.ROLLBACK and run.plan == plan and known:
-            self.say(f"run {run.name} was cut off in stage {run.stage.value}: it goes on there")
+        cut_off = f"run {run.name} was cut off in stage {run.stage.value}"
+        obstacle = _obstacle(hands, run, plan)
+        if obstacle is None:
+            self.say(f"{cut_off}: it goes on there")
             self._go(hands, run)
             return
-        reason = f"run {run.name} was cut off in stage {run.stage.value}"
-        self.say(f"{reason} and cannot go on: rolling back")
+        reason = f"{cut_off} and cannot go on: {obstacle}"
+        self.say(f"{reason}; rolling back")
         self._back(hands, run, reason)
         raise CutoverError(Exit.FAILED, f"{reason}; it is rolled back now, proved. Start again")
 
@@ -198,6 +215,20 @@ class Tool:
             self.say(f"report: {path}")
         except Exception as error:  # noqa: BLE001  (whatever it is, it must not hide how the run ended)
             self.say(f"no report: {type(error).__name__}: {error}")
+
+
+def _obstacle(hands: Hands, run: Run, plan: CutoverPlan) -> str | None:
+    """Return why ``run``, which was cut off, cannot go on with ``plan``; None: it can."""
+    if run.stage is Stage.ROLLBACK:
+        return "it was being rolled back"
+    if run.plan != plan:
+        return "other options, settings or prompts than it began with"
+    try:
+        live = live_mode(hands)
+    except ServerError as error:
+        return str(error)
+    left = " or ".join(sorted(run.live))
+    return None if live in run.live else f"the server has mode {live}, the run left it in {left}"
 
 
 def _port(url: str) -> int:

@@ -13,7 +13,7 @@ from treeverify.cutover.quoting import parse_environment_file, split_words
 from treeverify.errors import CutoverError
 
 _PROPERTIES = (
-    "LoadState", "ActiveState", "MainPID", "NRestarts", "ControlGroup", "DropInPaths",
+    "LoadState", "ActiveState", "MainPID", "NRestarts", "NeedDaemonReload", "ControlGroup", "DropInPaths",
     "Environment", "EnvironmentFiles", "UnsetEnvironment",
 )  # fmt: skip
 _FILE = re.compile(r"(?P<path>.*) \(ignore_errors=(?P<optional>yes|no)\)")
@@ -29,6 +29,8 @@ class Unit:
     """0: no process."""
     restarts: int
     """Times that systemd restarted it by itself since it was last started by hand."""
+    stale: bool
+    """Whether its files changed since systemd read them."""
     control_group: str
     drop_ins: tuple[Path, ...]
     environment: dict[str, str]
@@ -89,6 +91,7 @@ class Systemctl:
             active=one["ActiveState"],
             main_pid=int(one["MainPID"]),
             restarts=int(one["NRestarts"] or 0),
+            stale=one["NeedDaemonReload"] == "yes",
             control_group=one["ControlGroup"],
             drop_ins=tuple(Path(path) for path in split_words(one["DropInPaths"])),
             environment=assignments(split_words(one["Environment"])),
@@ -146,15 +149,17 @@ def process_environment(pid: int) -> dict[str, str]:
     """Return the environment that process ``pid`` was started with.
 
     A process that set a title of its own may have overwritten it (``setproctitle``, in SGLang's schedulers); then it is
-    the nearest ancestor's, of which ``pid`` inherited it. Raises CutoverError (``Exit.FAILED``) where none can be read.
+    the nearest ancestor's, of which ``pid`` inherited it. Raises CutoverError (``Exit.FAILED``) where none can be read,
+    ``Exit.NOT_PERMITTED`` where this user may not.
     """
     asked = pid
-    while pid > 1:
+    while pid > 1 or pid == asked:  # process 1 was started by none that has an environment
         try:
             content = Path(f"/proc/{pid}/environ").read_bytes()
             parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
         except OSError as error:
-            raise CutoverError(Exit.FAILED, f"environment of process {pid}: {error.strerror}") from None
+            code = Exit.NOT_PERMITTED if isinstance(error, PermissionError) else Exit.FAILED
+            raise CutoverError(code, f"environment of process {pid}: {error.strerror}") from None
         found = assignments([word.decode(errors="surrogateescape") for word in content.split(b"\0") if word])
         if "PATH" in found:
             return found
