@@ -95,6 +95,9 @@ def windowed(folder: Path) -> dict[str, Any]:
     found["retracted"] = retract(server)
     found["slots"] = [slots, server.free_slots()]
     found["lengths"] = drafts.lengths
+    worker = server.scheduler.draft_worker
+    runners = (worker.model_runner, worker.draft_model_runner)
+    found["tables"] = [list(runner.req_to_token_pool.req_to_token.shape) for runner in runners]
     return found
 
 

@@ -91,6 +91,14 @@ def test_prefix_hits_short_texts_aborts_and_retraction(name: str, outcomes: dict
     assert max(windowed["lengths"]) == ddtree_window_scenarios.WINDOW
 
 
+@pytest.mark.parametrize("name", ["windowed", "windowed-oldest"])
+def test_the_drafter_s_slot_table_has_room_for_a_window_of_any_size(
+    name: str, outcomes: dict[str, Future[dict[str, Any]]]
+) -> None:
+    target, drafter = outcomes[name].result()["tables"]
+    assert drafter == target
+
+
 @pytest.mark.parametrize("name", WINDOWED)
 def test_no_slot_is_leaked(name: str, outcomes: dict[str, Future[dict[str, Any]]]) -> None:
     before, after = outcomes[name].result()["slots"]
