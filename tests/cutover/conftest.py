@@ -186,6 +186,24 @@ def driver(tmp_path_factory):
     driver.close()
 
 
+@pytest.fixture(scope="module")
+def systemd(tmp_path_factory):
+    """A systemd of this module's own; skips where none can be started."""
+    from tests.cutover.systemd import Systemd
+
+    systemd = Systemd(tmp_path_factory.mktemp("systemd"))
+    yield systemd
+    systemd.stop()
+
+
+@pytest.fixture(scope="module")
+def driver_inside(systemd):
+    """The command, run beside that systemd's units."""
+    driver = Driver(systemd.log.parent, systemd.prefix)
+    yield driver
+    driver.close()
+
+
 @pytest.fixture
 def bench(tmp_path, driver):
     bench = Bench(tmp_path, driver)

@@ -6,8 +6,7 @@ import json
 import sys
 
 import pytest
-from tests.cutover.conftest import Driver
-from tests.cutover.systemd import Systemd, UnitBench
+from tests.cutover.systemd import UnitBench
 
 pytestmark = [pytest.mark.systemd, pytest.mark.slow]
 SERVE = f"{sys.executable} -m treeverify serve --port {{port}}"
@@ -17,20 +16,6 @@ SETTINGS = {
     "sampling": {"new_tokens": 16, "probes": 2, "probe_tokens": 4, "speed_passes": 1},
     "limits": {"rows": 1000, "speed_ratio": None},  # a test is not timed
 }
-
-
-@pytest.fixture(scope="module")
-def systemd(tmp_path_factory):
-    systemd = Systemd(tmp_path_factory.mktemp("systemd"))
-    yield systemd
-    systemd.stop()
-
-
-@pytest.fixture(scope="module")
-def driver_inside(systemd):
-    driver = Driver(systemd.log.parent, systemd.prefix)
-    yield driver
-    driver.close()
 
 
 @pytest.fixture
@@ -54,7 +39,7 @@ def test_from_off_by_validate_to_on_and_back(served):
     assert served.live() == "on"
     found = verdicts(served)
     assert {verdict["stage"] for verdict in found} == {"validate", "soak", "on"}
-    assert all(verdict["passed"] for verdict in found)
+    assert {verdict["gate"] for verdict in found if not verdict["passed"]} == {"speed"}  # not judged
     report = next(served.state.glob("*/parity-report.html")).read_text()
     assert served.unit in report or "validate" in report
     served.restart()
@@ -72,7 +57,7 @@ def test_a_broken_kernel_is_stopped_at_a_gate_and_taken_back(served, fault):
     outcome = served.run("on", closed="real")
     assert outcome.code == 20, outcome.out
     assert "rolled back, proved: gate closed" in outcome.last
-    failed = [verdict for verdict in verdicts(served) if not verdict["passed"]]
+    failed = [verdict for verdict in verdicts(served) if verdict["passed"] is False]
     assert {verdict["stage"] for verdict in failed} == {"validate"}
     reason = next(verdict["reason"] for verdict in failed if verdict["gate"] == "parity")
     assert "layer" in reason

@@ -7,27 +7,13 @@ import sys
 
 import pytest
 from tests.cutover.conftest import HERE, Driver
-from tests.cutover.systemd import Systemd, UnitBench
+from tests.cutover.systemd import UnitBench
 from tests.cutover.test_quoting import FILES
 
 from treeverify.cutover.quoting import parse_environment_file
 
 pytestmark = [pytest.mark.systemd, pytest.mark.slow]
 STUB = f"{sys.executable} {HERE / 'stub_server.py'} {{port}}"
-
-
-@pytest.fixture(scope="module")
-def systemd(tmp_path_factory):
-    systemd = Systemd(tmp_path_factory.mktemp("systemd"))
-    yield systemd
-    systemd.stop()
-
-
-@pytest.fixture(scope="module")
-def inside(systemd, tmp_path_factory):
-    driver = Driver(systemd.log.parent, systemd.prefix)
-    yield driver
-    driver.close()
 
 
 def settings_of(systemd):
@@ -39,10 +25,10 @@ def settings_of(systemd):
 
 
 @pytest.fixture
-def stub(systemd, inside, request):
+def stub(systemd, driver_inside, request):
     folder, settings = systemd.log.parent, settings_of(systemd)
     name = "stub-" + request.node.name.partition("[")[0].removeprefix("test_").replace("_", "-")[:40]
-    bench = UnitBench(systemd, inside, folder, name, STUB, settings=settings)
+    bench = UnitBench(systemd, driver_inside, folder, name, STUB, settings=settings)
     yield bench
     bench.stop()
 
@@ -148,6 +134,50 @@ def test_what_would_win_over_the_owned_drop_in_is_refused(stub):
     outcome = stub.run("on")
     assert outcome.code == 14
     assert "UnsetEnvironment" in outcome.last
+    for start in ("/usr/bin/env KDTREE_VERIFY=off true", '/bin/sh -c "true\\nKDTREE_VERIFY_ALLOW=on exec true"'):
+        stub.systemd.write(f"{stub.drop_ins}/zzz.conf", f"[Service]\nExecStart=\nExecStart={start}\n")
+        stub.systemctl("daemon-reload")
+        outcome = stub.run("on")
+        assert outcome.code == 14
+        assert "ExecStart= sets the mode itself" in outcome.last
+    assert stub.live() == "off"
+
+
+def test_files_that_systemd_has_not_read_yet_are_refused(stub):
+    """A reload of ours would bring them to life, and what the next start was taken for would be wrong."""
+    stub.start()
+    stub.systemd.write(f"{stub.drop_ins}/zzz.conf", "[Service]\nEnvironment=KDTREE_VERIFY=off\n")
+    for more in ([], ["--dry-run"]):
+        outcome = stub.run("on", *more)
+        assert outcome.code == 14, outcome.out
+        assert "daemon-reload" in outcome.last
+    stub.systemctl("daemon-reload")
+    assert "zzz.conf" in stub.run("on").last
+    stub.systemd.write(f"{stub.drop_ins}/zzz.conf", "# Environment= is set elsewhere\n[Service]\nNice=1\n")
+    stub.systemctl("daemon-reload")
+    stub.systemd.run("rm", f"{stub.drop_ins}/zzz.conf")
+    outcome = stub.run("on")  # the drop-in says nothing of the environment, and is gone
+    assert outcome.code == 14, outcome.out
+    assert "daemon-reload" in outcome.last
+    stub.systemctl("daemon-reload")
+    assert stub.run("on", "--dry-run").code == 0
+    assert stub.live() == "off"
+    assert not stub.state.exists()
+
+
+@pytest.mark.parametrize("what", ["run", "rollback"])
+def test_killed_between_the_files_and_the_reload(stub, what):
+    """The files are as they shall be, and systemd still has the old ones."""
+    stub.start()
+    assert stub.run("validate").code == 0
+    assert stub.cutover("rollback", kill="reload:1").code == -9
+    assert stub.owned() == []
+    outcome = stub.run("validate") if what == "run" else stub.cutover("rollback")
+    assert outcome.code == (21 if what == "run" else 0), outcome.out
+    assert "proved" in outcome.last
+    status = json.loads(stub.cutover("status", "--json").out)
+    assert (status["live"], status["next_start"], status["stage"]) == ("off", "off", "rolled-back")
+    stub.restart()
     assert stub.live() == "off"
 
 
@@ -264,9 +294,9 @@ def test_a_unit_that_is_not_there(stub):
     assert not stub.state.exists()
 
 
-def test_another_service_at_the_address(stub, systemd, inside):
+def test_another_service_at_the_address(stub, systemd, driver_inside):
     stub.start()
-    other = UnitBench(systemd, inside, stub.folder, "other", STUB, settings=stub.settings)
+    other = UnitBench(systemd, driver_inside, stub.folder, "other", STUB, settings=stub.settings)
     other.start()
     stub.url = other.url
     outcome = stub.run("on")

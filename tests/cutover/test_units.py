@@ -17,7 +17,17 @@ from treeverify.errors import CutoverError
 
 def unit(tmp_path, **more):
     given = {"environment": {}, "environment_files": (), "unset": frozenset()} | more
-    return Unit(name="a.service", active="active", main_pid=1, restarts=0, control_group="/a", drop_ins=(), **given)
+    return Unit(
+        name="a.service",
+        active="active",
+        main_pid=1,
+        restarts=0,
+        control_group="/a",
+        stale=False,
+        command="",
+        drop_ins=(),
+        **given,
+    )
 
 
 def test_the_order_of_what_sets_a_variable(tmp_path):

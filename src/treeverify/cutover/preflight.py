@@ -17,7 +17,7 @@ def look(url: str, runner: Runner, service: Service) -> Before:
     status = runner.status()
     if status.active not in ("", "active"):
         raise CutoverError(Exit.UNREACHABLE, f"the unit is {status.active}: start it, and wait until it is up")
-    if status.stale:
+    if runner.stale():
         raise CutoverError(
             Exit.NOT_SWITCHABLE, "the unit's files changed since systemd read them: `systemctl daemon-reload` first"
         )

@@ -49,7 +49,7 @@ def _restore(hands: Hands, acts: Acts) -> None:
     # last written, first removed: a drop-in never names a file that is not there
     contents = {path: before.files[str(path)] for path in reversed(hands.runner.contents({}))}
     changed = any(files.read(path) != content for path, content in contents.items())
-    if changed or hands.runner.status().stale:  # killed between the files and the reload
+    if changed or hands.runner.stale():  # killed between the files and the reload
         acts.write(contents, before.next_mode)
     if anew:
         acts.restart(before.next_mode if before.plugin else ABSENT)

@@ -30,8 +30,6 @@ class Status:
     """The main process; 0: not known, or none."""
     restarts: int = 0
     """Times that systemd restarted it by itself."""
-    stale: bool = False
-    """Whether its configuration changed since systemd read it: the next start is then not what systemd says."""
 
 
 class Runner(Protocol):
@@ -54,6 +52,9 @@ class Runner(Protocol):
 
     def next_start(self) -> Mapping[str, str]:
         """Return the environment of the next start, as far as it is known."""
+
+    def stale(self) -> bool:
+        """Whether its files changed without ``reload``: the next start after one is then not what is known."""
 
     def doubt(self, serving: int) -> str | None:
         """Return why ``next_start`` cannot be right, judged by ``serving``, a process that serves; None: no reason."""
@@ -102,6 +103,8 @@ class SystemdRunner:
         hidden = [name for name in ("KDTREE_VERIFY", "KDTREE_VERIFY_ALLOW") if name in unit.unset]
         if hidden:
             raise CutoverError(Exit.NOT_SWITCHABLE, f"unit {self.unit}: UnsetEnvironment= takes {hidden[0]} away")
+        if "KDTREE_VERIFY=" in unit.command or "KDTREE_VERIFY_ALLOW=" in unit.command:
+            raise CutoverError(Exit.NOT_SWITCHABLE, f"unit {self.unit}: ExecStart= sets the mode itself; take it out")
         for path in unit.drop_ins:
             if path.name > DROP_IN and _sets_environment(path):
                 raise CutoverError(
@@ -111,7 +114,7 @@ class SystemdRunner:
     def status(self) -> Status:
         """See ``Runner``."""
         unit = self._show()
-        return Status(unit.active, unit.main_pid, unit.restarts, unit.stale)
+        return Status(unit.active, unit.main_pid, unit.restarts)
 
     def owns(self, pid: int) -> bool:
         """See ``Runner``; judged by the control group."""
@@ -124,6 +127,13 @@ class SystemdRunner:
     def next_start(self) -> Mapping[str, str]:
         """See ``Runner``."""
         return next_environment(self._show(), self._systemctl.manager_environment())
+
+    def stale(self) -> bool:
+        """See ``Runner``; systemd itself does not notice drop-ins in a folder that is new."""
+        unit = self._show()
+        known = {path.name for path in unit.drop_ins}
+        there = (path for folder in self._systemctl.folders() for path in (folder / f"{self.unit}.d").glob("*.conf"))
+        return unit.stale or any(path.name not in known and path.stat().st_size for path in there)
 
     def doubt(self, serving: int) -> str | None:
         """See ``Runner``: systemd knows."""
@@ -195,6 +205,10 @@ class CommandRunner:
     def next_start(self) -> Mapping[str, str]:
         """See ``Runner``: what the owned file says."""
         return parse_environment_file(files.read(self._environment) or "")
+
+    def stale(self) -> bool:
+        """See ``Runner``: nothing to read again."""
+        return False
 
     def doubt(self, serving: int) -> str | None:
         """See ``Runner``: without the owned file, a start that gets a mode all the same gets it from elsewhere."""

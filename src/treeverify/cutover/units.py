@@ -14,7 +14,7 @@ from treeverify.errors import CutoverError
 
 _PROPERTIES = (
     "LoadState", "ActiveState", "MainPID", "NRestarts", "NeedDaemonReload", "ControlGroup", "DropInPaths",
-    "Environment", "EnvironmentFiles", "UnsetEnvironment",
+    "Environment", "EnvironmentFiles", "UnsetEnvironment", "ExecStart",
 )  # fmt: skip
 _FILE = re.compile(r"(?P<path>.*) \(ignore_errors=(?P<optional>yes|no)\)")
 
@@ -31,6 +31,8 @@ class Unit:
     """Times that systemd restarted it by itself since it was last started by hand."""
     stale: bool
     """Whether its files changed since systemd read them."""
+    command: str
+    """``ExecStart=``, as systemd prints it."""
     control_group: str
     drop_ins: tuple[Path, ...]
     environment: dict[str, str]
@@ -80,7 +82,10 @@ class Systemctl:
         values: dict[str, list[str]] = {key: [] for key in _PROPERTIES}
         for line in printed.splitlines():
             key, _, value = line.partition("=")
-            values[key].append(value)
+            if key in values:
+                values[key].append(value)
+            else:  # the argument of a command may have line ends
+                values["ExecStart"].append(line)
         one = {key: (found or [""])[0] for key, found in values.items()}
         if one["LoadState"] != "loaded":
             raise CutoverError(Exit.NO_UNIT, f"unit {name}: {one['LoadState'] or 'unknown'} ({self.scope} manager)")
@@ -92,6 +97,7 @@ class Systemctl:
             main_pid=int(one["MainPID"]),
             restarts=int(one["NRestarts"] or 0),
             stale=one["NeedDaemonReload"] == "yes",
+            command=" ".join(values["ExecStart"]),
             control_group=one["ControlGroup"],
             drop_ins=tuple(Path(path) for path in split_words(one["DropInPaths"])),
             environment=assignments(split_words(one["Environment"])),
@@ -99,11 +105,15 @@ class Systemctl:
             unset=frozenset(word.partition("=")[0] for word in split_words(one["UnsetEnvironment"])),
         )
 
+    def folders(self) -> list[Path]:
+        """Return the manager's search path for units and drop-ins."""
+        return [Path(word) for word in split_words(self.call("show", "--property=UnitPath", "--value").strip())]
+
     def configuration_folder(self) -> Path:
         """Return the manager's folder for the administrator's own units and drop-ins, from its search path."""
-        for word in split_words(self.call("show", "--property=UnitPath", "--value").strip()):
-            if word.endswith(f"/systemd/{self.scope}"):
-                return Path(word)
+        for folder in self.folders():
+            if folder.parts[-2:] == ("systemd", self.scope):
+                return folder
         raise CutoverError(Exit.FAILED, "systemctl show --property=UnitPath: no folder for the administrator's units")
 
     def manager_environment(self) -> dict[str, str]:
