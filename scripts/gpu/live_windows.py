@@ -68,7 +68,7 @@ def window(side: Side, prompts: list[list[int]], tokens: int) -> dict[str, float
 
 
 def length(one: dict[str, float], seconds: float, most: int) -> int:
-    """Tokens of a window that lasts about ``seconds`` and should hold half as many steps again as ``STEPS``, at most ``most``.
+    """Tokens of a window of about ``seconds`` that should hold half as many steps again as ``STEPS``; at most ``most``.
 
     ``one`` is the window before it: acceptance changes while prefix cache and NGRAM's memory fill.
     """
