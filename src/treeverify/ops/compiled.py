@@ -24,11 +24,16 @@ def prepare(device: torch.device) -> None:
 
 def function(name: str, device: torch.device) -> Callable[..., object]:
     """Return the library's function ``name`` for a CUDA ``device``. Raises ``BuildError``."""
-    return _library(_index(device)).function(name)
+    return _function(_index(device), name)
 
 
 def _index(device: torch.device) -> int:
     return torch.cuda.current_device() if device.index is None else device.index
+
+
+@cache
+def _function(index: int, name: str) -> Callable[..., object]:
+    return _library(index).function(name)
 
 
 @cache

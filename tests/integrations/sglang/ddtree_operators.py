@@ -1,6 +1,6 @@
 """Torch operators and kernels of ours in a decode step by stage, on a real scheduler: a measure of host work, no clock.
 
-``ddtree_operators.py FOLDER`` prints tables, with a fixed width and with widths by cost, and one JSON object. What runs
+``ddtree_operators.py FOLDER`` prints a table and one JSON object. What runs
 inside SGLang's own calls (forwards, their preparation, the drafter's KV) is counted apart. A kernel of ours counts as
 one, although on a CPU its reference runs in its place.
 """
@@ -19,12 +19,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from tests.integrations.sglang.ddtree_scenarios import NEW, PROMPTS, tree
+from tests.integrations.sglang.ddtree_scenarios import PROMPTS, texts, tree
 from tests.integrations.sglang.ddtree_scheduler import Server
 
 STAGES = ("draft", "verify", "accept", "commit", "rest")
 KINDS = ("kernels", "operators", "views", "sglang")
-"""Ours; torch's that compute or allocate; torch's that only view; torch's inside SGLang's calls."""
+"""Ours; torch's that compute or allocate; torch's that only view; torch's inside SGLang's calls and graphs."""
 OURS = ("draft_window", "draft_topk", "tree_build", "tree_mask", "tree_accept", "kv_compact", "feature_gather")
 
 
@@ -48,7 +48,8 @@ class Operators(TorchDispatchMode):
     def within(self, stage: str, kind: str) -> Iterator[None]:
         """Count under a stage, or as of a kind; what is nested in a kernel or in SGLang stays there."""
         before = self._stage, self._inside
-        self._stage, self._inside = stage or self._stage, self._inside or kind
+        self._stage = stage or self._stage
+        self._inside = kind if kind == "kernels" else self._inside or kind
         if kind == "kernels" and not before[1]:
             self.counts[self._stage, kind] += 1
         try:
@@ -75,16 +76,17 @@ def watched(server: Server) -> Operators:
     """Counters of the decode steps that ``server`` runs from now on."""
     from sglang.srt.speculative.dflash_info import DFlashVerifyInput
 
-    from treeverify.integrations.sglang.ddtree import draft, window, worker
+    from treeverify.integrations.sglang.ddtree import draft, features, window, worker
 
     found, served = Operators(), server.scheduler.draft_worker
     steps = served.steps
-    for module in (worker, draft, window):
+    for module in (worker, draft, features, window):
         for name in OURS:
             if hasattr(module, name):
                 found.watch(module, name, kind="kernels")
-    for stage, name in zip(STAGES, ("_trees", "_verify", "_accept", "_commit"), strict=False):
+    for stage, name in zip(("draft", *STAGES), ("_open", "_trees", "_verify", "_accept", "_commit"), strict=False):
         found.watch(steps, name, stage)
+    found.watch(draft.TreeDraft, "__call__", kind="sglang")  # on a GPU a part of the draft's graph
     found.watch(served.draft_model_runner, "forward", kind="sglang")
     found.watch(served.target_worker, "forward_batch_generation", kind="sglang")
     found.watch(DFlashVerifyInput, "prepare_for_verify", kind="sglang")
@@ -111,12 +113,11 @@ def show(name: str, table: dict[str, dict[str, float]]) -> None:
 
 
 def main(folder: Path) -> dict[str, Any]:
-    """Count the steps of three greedy requests that run together."""
+    """Count the steps of three greedy requests that run together, when others have run: what is kept is there."""
     server = tree(folder)
+    texts(server, PROMPTS)
     counters = watched(server)
-    for ids in PROMPTS:
-        server.submit(ids, NEW)
-    server.run()
+    texts(server, PROMPTS)
     show("per step", counters.table())
     return counters.table()
 

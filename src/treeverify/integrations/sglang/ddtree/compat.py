@@ -7,6 +7,7 @@ internals. Names are looked up before one is used: when the worker is made, wher
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from inspect import signature
@@ -126,6 +127,12 @@ def unserved(worker: Any) -> list[str]:
     return found
 
 
+@cache
+def _held(path: str) -> Any:
+    """What ``find`` returns, looked up once: for names of each step that nobody replaces."""
+    return find(path)
+
+
 def run_draft(worker: Any, batch: Any, window: Window, ids: torch.Tensor, positions: torch.Tensor) -> Any:
     """Run the drafter on the blocks ``ids [batch, block]``; returns SGLang's output of the forward."""
     info = import_module(_BATCH)
@@ -140,7 +147,7 @@ def run_draft(worker: Any, batch: Any, window: Window, ids: torch.Tensor, positi
         ids,
         positions,
         input_embeds=embed.view(-1, embed.shape[-1]),
-        spec_algorithm=find(f"{INFO}.SpeculativeAlgorithm").DFLASH,
+        spec_algorithm=_held(f"{INFO}.SpeculativeAlgorithm").DFLASH,
         spec_info=worker._draft_block_spec_info,
         capture_hidden_mode=info.CaptureHiddenMode.NULL,
     )
@@ -180,7 +187,7 @@ def forward_batch_of(
 def verify_input(window: Window, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor) -> Any:
     """Describe the trees ``ids [batch, width]`` to SGLang."""
     options = {} if window.plan is None else {"kv_loc_plan": window.plan, "kv_loc_cols": window.columns}
-    return find(_INPUT)(
+    return _held(_INPUT)(
         draft_token=ids.reshape(-1),
         positions=positions.reshape(-1),
         draft_token_num=ids.shape[1],
@@ -250,4 +257,4 @@ def most_requests() -> int:
 
 def result(**fields: Any) -> Any:
     """Build what the scheduler takes back from a step."""
-    return find(_RESULT)(**fields)
+    return _held(_RESULT)(**fields)

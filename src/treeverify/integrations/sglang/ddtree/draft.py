@@ -6,7 +6,7 @@ Ranked candidates per depth, then the best-first search: ``ops.draft_topk`` and 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -70,6 +70,8 @@ class _Buffers:
     workspace: torch.Tensor
     shards: torch.Tensor
     """``[ranks, requests, depth, k + 1]`` int64; empty without other ranks."""
+    fronts: dict[int, DraftTrees] = field(default_factory=dict)
+    """Views of the first requests' trees, by their number."""
 
 
 class TreeDraft:
@@ -96,8 +98,10 @@ class TreeDraft:
 
     def trees(self, requests: int) -> DraftTrees:
         """The trees of the first ``requests`` of the last call."""
-        held = self._held(requests).trees
-        return DraftTrees(*(getattr(held, name)[:requests] for name in DraftTrees.__dataclass_fields__))
+        held = self._held(requests)
+        if requests not in held.fronts:
+            held.fronts[requests] = DraftTrees(*(tensor[:requests] for tensor in vars(held.trees).values()))
+        return held.fronts[requests]
 
     def _held(self, requests: int) -> _Buffers:
         return self._captured if requests <= len(self._captured.trees.tokens) else self._larger

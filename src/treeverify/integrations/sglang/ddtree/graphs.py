@@ -1,4 +1,6 @@
-"""Verify graphs of further widths, and steps over requests that are not there: SGLang's side of ``KDTREE_BUDGET=auto``.
+"""CUDA graphs beside SGLang's own, and steps over requests that are not there, which measure costs.
+
+Verify graphs of further widths (``KDTREE_BUDGET=auto``), and graphs of the drafter's KV writes at the end of a step.
 
 As in SGLang's own adaptive speculation (EAGLE's ``build_adaptive_runtime_state``) there is one
 ``DecodeCudaGraphRunner`` per width, captured at the start and exchanged on the target's model runner. The attention
@@ -9,9 +11,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from inspect import signature
 from types import SimpleNamespace
 from typing import Any
@@ -20,9 +23,11 @@ import torch
 
 from treeverify.integrations.sglang.ddtree import compat
 from treeverify.integrations.sglang.ddtree.window import Window
-from treeverify.integrations.sglang.names import find, mismatch, read
+from treeverify.integrations.sglang.names import check_assigned, find, mismatch, read
 
 _GROUP = "sglang.srt.distributed.get_tp_group"
+_HELPER = "sglang.kernels.ops.speculative.fused_kv_materialize.FusedKVMaterializeHelper"
+_WORKSPACES = "_proj_workspace _k_workspace _v_workspace"
 _STATE = "init_cuda_graph_state"
 _ARGUMENTS = (
     "model_path",
@@ -39,6 +44,7 @@ _ARGUMENTS = (
     "moe_runner_backend",
     "context_length",
 )
+_WARM_UPS = 2
 logger = logging.getLogger(__name__)
 
 
@@ -48,6 +54,8 @@ def check() -> None:
     wanted = {"model_runner", "attn_backend", "speculative_num_steps", "speculative_num_draft_tokens"}
     if not wanted <= set(found):
         raise mismatch(f"{compat.GRAPHS}.__init__", f"parameters {sorted(wanted)}", found)
+    check_assigned(compat.WORKER, "_fused_kv_helper")
+    check_assigned(_HELPER, _WORKSPACES)
 
 
 def capture(worker: Any, ladder: tuple[int, ...]) -> dict[int, Any]:
@@ -83,6 +91,50 @@ def capture(worker: Any, ladder: tuple[int, ...]) -> dict[int, Any]:
             raise mismatch("captured_req_width", width, found[width].captured_req_width)
     logger.info("treeverify: verify graphs of widths %s took %.2f GiB", widths, free - _free_gib())
     return found
+
+
+def captures(worker: Any) -> bool:
+    """Tell whether this server runs decode steps as CUDA graphs."""
+    return (
+        torch.device(worker.device).type == "cuda" and read(worker.model_runner, "decode_cuda_graph_runner") is not None
+    )
+
+
+def capture_appends(worker: Any, calls: Mapping[int, Callable[[], None]]) -> dict[int, Callable[[], None]]:
+    """Capture a call of DFLASH's write of features for each batch size; returns what replays them.
+
+    No part of it is a collective (0.5.17, 0.5.23): each rank projects all features and keeps its own heads. Its
+    workspaces are made before the first capture, by the largest size, and kept: a longer prefill replaces them by
+    larger ones, while the graphs go on with these.
+    """
+    found: dict[int, Callable[[], None]] = {}
+    free, pool = _free_gib(), torch.cuda.graph_pool_handle()
+    for size in sorted(calls, reverse=True):
+        here, side = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(here)
+        with torch.no_grad(), torch.cuda.stream(side):
+            for _ in range(_WARM_UPS):
+                calls[size]()
+        here.wait_stream(side)
+        graph, kept = torch.cuda.CUDAGraph(), _workspaces(worker)
+        with torch.no_grad(), torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            calls[size]()
+        found[size] = partial(_replay, graph, kept)
+    logger.info(
+        "treeverify: graphs of the drafter's KV writes of batches %s took %.2f GiB", sorted(calls), free - _free_gib()
+    )
+    return found
+
+
+def _replay(graph: torch.cuda.CUDAGraph, kept: list[torch.Tensor]) -> None:
+    """``kept``: what the graph reads and writes, and nobody else may hold any more."""
+    del kept
+    graph.replay()
+
+
+def _workspaces(worker: Any) -> list[torch.Tensor]:
+    helper = read(worker, "_fused_kv_helper")  # None: it writes layer by layer
+    return [] if helper is None else [read(helper, name) for name in _WORKSPACES.split()]
 
 
 def use(worker: Any, captured: dict[int, Any], width: int) -> None:

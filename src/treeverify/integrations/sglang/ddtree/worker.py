@@ -7,22 +7,24 @@ rows, accepted features into the drafter's KV. Nothing waits for the device, so 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter
 from typing import Any
 
 import torch
 
 from treeverify.errors import ConfigError
+from treeverify.integrations.sglang import modes
 from treeverify.integrations.sglang.ddtree import compact, compat, graphs, simulated
 from treeverify.integrations.sglang.ddtree.auto import Auto
 from treeverify.integrations.sglang.ddtree.draft import Head, Roots, TreeDraft, front
+from treeverify.integrations.sglang.ddtree.features import Features
 from treeverify.integrations.sglang.ddtree.ladder import ladder_of
 from treeverify.integrations.sglang.ddtree.metrics import Metrics
 from treeverify.integrations.sglang.ddtree.randomness import seed_of, uniforms
 from treeverify.integrations.sglang.ddtree.window import Window, open_window
 from treeverify.ops import compiled
 from treeverify.ops.draft_window.contract import DraftWindow
-from treeverify.ops.feature_gather.api import feature_gather
 from treeverify.ops.kv_compact.api import kv_compact
 from treeverify.ops.kv_compact.contract import PoolTable
 from treeverify.ops.tree_accept.api import tree_accept, tree_accept_sampled
@@ -46,6 +48,7 @@ class Steps:
         if self._simulated is not None:
             self.metrics.simulated_acceptance = self._simulated.length
         self._tail: TreeDraft | None = None
+        self._features = Features(partial(compat.append_features, worker))
         self._roots = Roots(torch.device(worker.device))
         self._windows: dict[tuple[int, int], DraftWindow] = {}
         self._mask = torch.empty(0, dtype=torch.bool, device=worker.device)
@@ -59,10 +62,19 @@ class Steps:
         return self._tail
 
     def prepare(self) -> None:
-        """With a ladder: graphs and costs of all its widths. After SGLang's own captures, before any request."""
+        """Graphs of the end of a step; with a ladder, graphs and costs of all its widths.
+
+        After SGLang's own captures, before any request.
+        """
+        if graphs.captures(self._worker):
+            switch = modes.current()
+            with switch.capture(switch.start), torch.no_grad(), graphs.rehearsal(self._worker, 1, 1) as batch:
+                self._rehearse(batch, self._width)
+            sizes = graphs.captured_batches(self._worker)
+            self._features.capture(sizes, partial(graphs.capture_appends, self._worker))
         if self.auto is not None:
             self.auto.prepare(self._rehearse)
-            self.metrics.restart_clocks()
+        self.metrics.restart_clocks()
 
     def decode(self, batch: Any, on_publish: Callable[[torch.Tensor], None] | None) -> Any:
         """Run one step for ``batch``; returns SGLang's result of a step."""
@@ -152,7 +164,7 @@ class Steps:
         return self._mask
 
     def _accept(self, batch: Any, window: Window, trees: DraftTrees, logits: torch.Tensor) -> Accepted:
-        depth, sampling = min(self._block, trees.tokens.shape[1]) - 1, batch.sampling_info
+        depth, sampling = self._block - 1, batch.sampling_info  # of narrower trees too: graphs fix the columns of paths
         if self._simulated is not None:
             return self._simulated.accept(trees, logits.argmax(-1).view_as(trees.tokens), depth)
         if sampling is None or sampling.is_all_greedy:
@@ -180,12 +192,7 @@ class Steps:
             self._table = PoolTable.of(compat.kv_buffers(self._worker))
         if window.slots.shape[1] > 1:  # a root is in its place
             kv_compact(self._table, window.slots, accepted.path, accepted.lengths)
-        rows = feature_gather(output.hidden_states, accepted.path, accepted.lengths, window.slots, window.lengths)
-        self._worker._append_target_hidden_to_draft_kv_by_loc(
-            target_hidden=rows.features.flatten(0, 1),
-            cache_loc=rows.slots.flatten(),
-            positions=rows.positions.flatten(),
-        )
+        self._features(output.hidden_states, accepted, window.slots, window.lengths)
         output.hidden_states = None  # large; the scheduler would copy it to the host
 
 

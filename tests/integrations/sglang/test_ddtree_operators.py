@@ -1,0 +1,49 @@
+"""How much a decode step of DDTREE asks of the host outside SGLang's own calls, counted in operators: a bound, no clock.
+
+Each count is a call from Python that launches something, allocates, or makes a view. A change that adds some must raise
+a bound here, and say why.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.sglang, pytest.mark.slow, pytest.mark.timeout(900)]
+pytest.importorskip("sglang", reason="real SGLang: make test-sglang")
+
+from tests.integrations.sglang import ddtree_operators, ddtree_pair  # noqa: E402
+
+MOST = {
+    "draft": {"kernels": 1, "operators": 14, "views": 10},  # eight of the operators are bounds of lengths on the host
+    "verify": {"kernels": 1, "operators": 1, "views": 3},
+    "accept": {"kernels": 1, "operators": 1, "views": 1},
+    "commit": {"kernels": 2, "operators": 0, "views": 3},
+    "rest": {"kernels": 0, "operators": 1, "views": 1},
+}
+"""Per step of a greedy batch, SGLang 0.5.23. With widths by cost the draft may have a copy of scores more."""
+COPY = 2
+
+
+@pytest.mark.parametrize("budget", ["fixed", "auto"])
+def test_a_step_asks_no_more_of_the_host(tmp_path: Path, budget: str) -> None:
+    ddtree_pair.write(tmp_path)
+    environment = os.environ | {"KDTREE_VERIFY": "off", "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    environment["TREEVERIFY_CACHE"] = str(tmp_path / "cache")
+    if budget == "auto":
+        environment["KDTREE_BUDGET"] = budget
+    command = [sys.executable, ddtree_operators.__file__, str(tmp_path)]
+    run = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=800)
+    assert run.returncode == 0, run.stderr[-6000:]
+    (line,) = [line for line in run.stdout.splitlines() if line.startswith("OUTCOME ")]
+    found = json.loads(line.removeprefix("OUTCOME "))
+    assert found["verify"]["sglang"] > 100, "nothing was counted"
+    for stage, most in MOST.items():
+        for kind, bound in most.items():
+            more = COPY if (budget, stage) == ("auto", "draft") else 0
+            assert found[stage][kind] <= bound + more, (stage, kind, run.stdout)
