@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from treeverify.cutover import files
 from treeverify.cutover.exits import Exit
+from treeverify.cutover.runner import SystemdRunner
 from treeverify.cutover.units import Systemctl, Unit, next_environment, process_environment
 from treeverify.errors import CutoverError
 
@@ -100,3 +103,13 @@ def test_a_file_without_the_mark_is_not_ours(tmp_path, content):
     with pytest.raises(CutoverError, match="not written by this tool") as caught:
         files.read(path)
     assert caught.value.exit_code == Exit.FOREIGN_FILE
+
+
+def test_what_a_person_types_is_quoted(monkeypatch):
+    """Names of units have backslashes where systemd escaped a character."""
+    monkeypatch.setattr(Systemctl, "configuration_folder", lambda self: Path("/etc/systemd/user"))
+    unit = r"a\x2db@1.service"
+    remove, reload, restart = map(shlex.split, SystemdRunner(unit, user=True).undo_commands())
+    assert remove == ["rm", "-f", *(f"/etc/systemd/user/{unit}.d/zz-treeverify.{kind}" for kind in ("conf", "env"))]
+    assert reload == ["systemctl", "--user", "daemon-reload"]
+    assert restart == ["systemctl", "--user", "restart", unit]

@@ -158,7 +158,7 @@ class SystemdRunner:
         """See ``Runner``."""
         environment, drop_in = self._paths()
         again = [self._systemctl.command("daemon-reload"), self._systemctl.command("restart", self.unit)]
-        return [f"rm -f {drop_in} {environment}", *again]
+        return [shlex.join(["rm", "-f", str(drop_in), str(environment)]), *again]
 
     def options(self) -> list[str]:
         """See ``Runner``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import re
+import shlex
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,7 +52,7 @@ class Systemctl:
 
     def command(self, *words: str) -> str:
         """Return the command line that ``call`` runs, for a person to type."""
-        return " ".join(["systemctl", *self._scope, *words])
+        return shlex.join(["systemctl", *self._scope, *words])
 
     def call(self, *words: str) -> str:
         """Return what systemctl prints; raises CutoverError (``Exit.FAILED``) with its words where it fails."""
