@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +127,26 @@ def ahead(folder: Path) -> dict[str, Any]:
     return {"together": found[:3], "drawn": len(found[3]), "slots": [slots, server.free_slots()]}
 
 
+def replayed(folder: Path) -> dict[str, Any]:
+    """The end of each step through buffers of 1, 2 or 4 requests, as where it is a CUDA graph; three run together."""
+    from treeverify.integrations.sglang.ddtree import graphs
+
+    replays: list[int] = []
+
+    def capture(_: Any, calls: Mapping[int, Callable[[], None]]) -> dict[int, Callable[[], None]]:
+        return {size: lambda size=size, call=call: (replays.append(size), call())[1] for size, call in calls.items()}
+
+    graphs.captures, graphs.captured_batches, graphs.capture_appends = lambda _: True, lambda _: [1, 2, 4], capture
+    server = tree(folder, chunked_prefill_size=CHUNK)
+    slots = server.free_slots()
+    found: dict[str, Any] = {"together": texts(server, PROMPTS), "alone": texts(server, PROMPTS[1:2])}
+    server.scheduler.flush_cache()
+    found["pair"] = texts(server, PROMPTS[1:])
+    found["replays"], found["slots"] = sorted(set(replays)), [slots, server.free_slots()]
+    found["counted"] = [len(replays), server.scheduler.draft_worker.steps.metrics.report()["steps"]]
+    return found
+
+
 def brim_plain(folder: Path) -> dict[str, Any]:
     """Texts without speculation that go on to the end of a short context."""
     return {"texts": texts(Server(folder / "target", context_length=CONTEXT), PROMPTS, CONTEXT)}
@@ -161,7 +181,7 @@ def broken(folder: Path) -> dict[str, Any]:
 
 
 SCENARIOS: dict[str, Callable[[Path], dict[str, Any]]] = {
-    run.__name__: run for run in (plain, served, sampled, oldest, ahead, brim_plain, brim, broken)
+    run.__name__: run for run in (plain, served, sampled, oldest, ahead, replayed, brim_plain, brim, broken)
 }
 
 if __name__ == "__main__":

@@ -214,6 +214,21 @@ def test_twice_or_half_as_many_requests_end_a_pause() -> None:
         assert chooser.report()["pauses"] == 1
 
 
+def test_costs_are_interpolated_once_for_a_batch_and_what_a_context_is_rounded_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Contexts are rounded down to five binary digits."""
+    asked, stock = [], CostTable.step_ms
+    monkeypatch.setattr(CostTable, "step_ms", lambda table, *at: asked.append(at) or stock(table, *at))
+    chooser = choice.Choice({"off": table((1.0, 1.0, 1.0)), "on": table((1.0, 1.0, 1.0))})
+    for context in (1, 31, 32, 33, 992, 1000, 1023, 1024, 31):
+        chooser.plan(2, context, "off")
+    assert asked == [(2, 1), (2, 31), (2, 32), (2, 992), (2, 1024)]
+    chooser.plan(3, 31, "off")
+    chooser.plan(2, 31, "on")
+    assert asked[5:] == [(3, 31), (2, 31)]
+
+
 def test_the_histogram_counts_every_step() -> None:
     chooser = choice.Choice({"off": table((1.0, 1.0, 1.0))})
     for _ in range(3):

@@ -85,6 +85,19 @@ def test_overlap_scheduling(plain: dict[str, Any], outcomes: dict[str, Future[di
     assert ahead["slots"][0] == ahead["slots"][1]
 
 
+def test_the_end_of_a_step_in_buffers_of_larger_batches(
+    plain: dict[str, Any], outcomes: dict[str, Future[dict[str, Any]]]
+) -> None:
+    """As CUDA graphs run it: requests that are missing in the batch leave nothing and take nothing."""
+    found = outcomes["replayed"].result()
+    assert found["together"] == plain["texts"]
+    assert found["alone"] == plain["texts"][1:2]
+    assert found["pair"] == plain["texts"][1:]
+    assert found["replays"] == [1, 2, 4]
+    assert found["counted"][0] == found["counted"][1]
+    assert found["slots"][0] == found["slots"][1]
+
+
 def test_the_end_of_the_context(outcomes: dict[str, Future[dict[str, Any]]]) -> None:
     """No request's slots reach into another's, and none is lost."""
     brim = outcomes["brim"].result()

@@ -1,4 +1,4 @@
-"""How much a decode step of DDTREE asks of the host outside SGLang's own calls, counted in operators: a bound, no clock.
+"""How much a decode step of DDTREE asks of the host outside SGLang's own calls, in operators: a bound, no clock.
 
 Each count is a call from Python that launches something, allocates, or makes a view. A change that adds some must raise
 a bound here, and say why.
