@@ -13,7 +13,9 @@ from tempfile import TemporaryDirectory
 
 import pytest
 from tests.cutover.conftest import free_port
+from typer.testing import CliRunner
 
+from treeverify.cli.cutover import app
 from treeverify.control.client import switch_mode
 from treeverify.cutover.journal import Record, _encode
 from treeverify.cutover.lock import hold
@@ -247,6 +249,20 @@ def test_a_signal_rolls_back(served):
     assert "SIGTERM" in said
     assert served.modes() == ("off", "off")
     assert served.records()[-1]["stage"] == "rolled-back"
+
+
+def test_only_what_changes_something_catches_signals(served, monkeypatch):
+    """A status or a plan that waits for a server that hangs ends at once."""
+    caught = []
+    monkeypatch.setattr(signal, "signal", lambda number, _: caught.append(number))
+    options, to = served.options(), ["--to", "off"]
+    for words in (["status", *options], ["run", *options, *to, "--dry-run"]):
+        assert CliRunner().invoke(app, words).exit_code == 0
+    assert caught == []
+    for words in (["run", *options, *to], ["rollback", *options]):
+        assert CliRunner().invoke(app, words).exit_code == 0
+        assert set(caught) == {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+        caught.clear()
 
 
 def test_a_terminal_that_is_gone_does_not_stop_the_rollback(served):
