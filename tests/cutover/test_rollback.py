@@ -2,72 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 
 import pytest
 from tests.cutover.conftest import free_port
+from tests.cutover.fakes import FakeRunner, FakeService, Restarts, sample, verdict
 
-from treeverify.control.schema import PluginState
 from treeverify.cutover import files
 from treeverify.cutover.acts import Hands
 from treeverify.cutover.exits import Exit
 from treeverify.cutover.lock import hold_name
 from treeverify.cutover.machine import Judges
 from treeverify.cutover.plan import CutoverPlan
-from treeverify.cutover.runner import CommandRunner
-from treeverify.cutover.samples import Plan, Prompt, Sample
+from treeverify.cutover.samples import Plan, Prompt
 from treeverify.cutover.tool import Tool
-from treeverify.cutover.verdict import Verdict
 from treeverify.env import VerifyMode
-from treeverify.errors import CutoverError, ServerUnreachableError, SwitchError
+from treeverify.errors import CutoverError
 
 URL = f"http://fake:{free_port()}"
 """No other test's: two cutovers of one port are kept apart."""
-
-
-class FakeService:
-    """A server in memory. ``refuses``: modes that it cannot be switched to (any more)."""
-
-    def __init__(self):
-        self.mode, self.pid, self.refuses, self.up = "off", 1, set(), True
-
-    def read(self):
-        if not self.up:
-            raise ServerUnreachableError("http://fake/server_info: connection refused")
-        rank = {"rank": 0, "pid": self.pid, "mode": self.mode, "allowed": ["off", "validate", "on"]}
-        rank |= {"switches": 0, "switched_at": -1, "backends": []}
-        return [PluginState.model_validate_json(json.dumps({"version": "0", "engine": "fake", "ranks": [rank]}))]
-
-    def switch(self, mode):
-        if mode.value in self.refuses:
-            raise SwitchError(f"{mode.value}: refused")
-        self.mode = mode.value
-        return self.read()
-
-    def healthy(self):
-        return self.up
-
-    def refuses_logprobs(self, plan):
-        return None
-
-
-class FakeRunner(CommandRunner):
-    """Restarts nothing; no process is asked what it was started with."""
-
-    def environment(self, serving):
-        return self.next_start()
-
-
-def sample(url, plan, progress=None):
-    parts = {"generations": [], "probes": [], "speed": [], "failures": []}
-    return Sample(taken_at="2026-01-01T00:00:00Z", url=url, mode="off", plan=plan, **parts)
-
-
-def verdict(stage, *_, passed=True):
-    texts = {"gate": "test", "threshold": "none", "reason": "said so"}
-    return [Verdict(stage=stage, passed=passed, figures={}, **texts)]
 
 
 @pytest.fixture
@@ -173,19 +127,6 @@ def test_a_server_that_is_gone_at_the_rollback(tool, plan, service):
     assert "the server's mode is unknown" in str(caught.value)
 
 
-class Restarts(FakeRunner):
-    """Restarts the fake server, with what the owned file says."""
-
-    def __init__(self, service, environment):
-        super().__init__("true", environment, timeout=5)
-        self.service = service
-
-    def restart(self):
-        self.service.mode = self.next_start().get("KDTREE_VERIFY", "off")
-        self.service.pid += 1
-        self.service.refuses = set()
-
-
 def test_speed_is_not_judged_in_the_eager_stage(tool, plan, service, tmp_path):
     seen = []
 
@@ -269,14 +210,6 @@ def test_a_file_that_cannot_be_written_is_named_and_no_part_of_it_is_left(tool, 
     assert caught.value.exit_code == Exit.FAILED
     assert (service.mode, last(tool)) == ("off", "rolled-back")
     assert [path.name for path in tmp_path.iterdir()] == ["state"]
-
-
-def test_what_a_killed_process_left_beside_an_owned_file_goes_with_it(tmp_path):
-    owned = tmp_path / "unit.d" / "owned.env"
-    files.put(owned, files.MARK)
-    (owned.parent / ".owned.env.new").write_text("half")
-    files.put(owned, None)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_run_that_cannot_go_on_says_why(tool, plan, service):

@@ -113,3 +113,11 @@ def test_what_a_person_types_is_quoted(monkeypatch):
     assert remove == ["rm", "-f", *(f"/etc/systemd/user/{unit}.d/zz-treeverify.{kind}" for kind in ("conf", "env"))]
     assert reload == ["systemctl", "--user", "daemon-reload"]
     assert restart == ["systemctl", "--user", "restart", unit]
+
+
+def test_what_a_killed_process_left_beside_an_owned_file_goes_with_it(tmp_path):
+    owned = tmp_path / "unit.d" / "owned.env"
+    files.put(owned, files.MARK)
+    (owned.parent / ".owned.env.new").write_text("half")
+    files.put(owned, None)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,67 @@
+"""A server, a runner, a sample and a verdict in memory, for what needs no process of its own."""
+
+from __future__ import annotations
+
+import json
+
+from treeverify.control.schema import PluginState
+from treeverify.cutover.runner import CommandRunner
+from treeverify.cutover.samples import Sample
+from treeverify.cutover.verdict import Verdict
+from treeverify.errors import ServerUnreachableError, SwitchError
+
+
+class FakeService:
+    """A server in memory. ``refuses``: modes that it cannot be switched to (any more)."""
+
+    def __init__(self):
+        self.mode, self.pid, self.refuses, self.up = "off", 1, set(), True
+
+    def read(self):
+        if not self.up:
+            raise ServerUnreachableError("http://fake/server_info: connection refused")
+        rank = {"rank": 0, "pid": self.pid, "mode": self.mode, "allowed": ["off", "validate", "on"]}
+        rank |= {"switches": 0, "switched_at": -1, "backends": []}
+        return [PluginState.model_validate_json(json.dumps({"version": "0", "engine": "fake", "ranks": [rank]}))]
+
+    def switch(self, mode):
+        if mode.value in self.refuses:
+            raise SwitchError(f"{mode.value}: refused")
+        self.mode = mode.value
+        return self.read()
+
+    def healthy(self):
+        return self.up
+
+    def refuses_logprobs(self, plan):
+        return None
+
+
+class FakeRunner(CommandRunner):
+    """Restarts nothing; no process is asked what it was started with."""
+
+    def environment(self, serving):
+        return self.next_start()
+
+
+def sample(url, plan, progress=None):
+    parts = {"generations": [], "probes": [], "speed": [], "failures": []}
+    return Sample(taken_at="2026-01-01T00:00:00Z", url=url, mode="off", plan=plan, **parts)
+
+
+def verdict(stage, *_, passed=True):
+    texts = {"gate": "test", "threshold": "none", "reason": "said so"}
+    return [Verdict(stage=stage, passed=passed, figures={}, **texts)]
+
+
+class Restarts(FakeRunner):
+    """Restarts the fake server, with what the owned file says."""
+
+    def __init__(self, service, environment):
+        super().__init__("true", environment, timeout=5)
+        self.service = service
+
+    def restart(self):
+        self.service.mode = self.next_start().get("KDTREE_VERIFY", "off")
+        self.service.pid += 1
+        self.service.refuses = set()
