@@ -20,14 +20,15 @@ pytest.importorskip("sglang", reason="real SGLang: make test-sglang")
 from tests.integrations.sglang import ddtree_operators, ddtree_pair  # noqa: E402
 
 MOST = {
-    "draft": {"kernels": 1, "operators": 14, "views": 10},  # eight of the operators are bounds of lengths on the host
+    "draft": {"kernels": 1, "operators": 12, "views": 8},  # eight of the operators are bounds of lengths on the host
     "verify": {"kernels": 1, "operators": 1, "views": 3},
     "accept": {"kernels": 1, "operators": 1, "views": 1},
     "commit": {"kernels": 2, "operators": 0, "views": 3},
     "rest": {"kernels": 0, "operators": 1, "views": 1},
 }
-"""Per step of a greedy batch, SGLang 0.5.23. With widths by cost the draft may have a copy of scores more."""
-COPY = 2
+"""Per step of a greedy batch, SGLang 0.5.23; one more in each step is seen."""
+BY_COST = {"draft": {"operators": 4, "views": 8}, "rest": {"operators": 1, "views": 1}}
+"""More with widths by cost: scores to the host, and where a step is narrow the fronts of its trees and slots."""
 
 
 @pytest.mark.parametrize("budget", ["fixed", "auto"])
@@ -45,5 +46,5 @@ def test_a_step_asks_no_more_of_the_host(tmp_path: Path, budget: str) -> None:
     assert found["verify"]["sglang"] > 100, "nothing was counted"
     for stage, most in MOST.items():
         for kind, bound in most.items():
-            more = COPY if (budget, stage) == ("auto", "draft") else 0
+            more = BY_COST.get(stage, {}).get(kind, 0) if budget == "auto" else 0
             assert found[stage][kind] <= bound + more, (stage, kind, run.stdout)
