@@ -51,11 +51,14 @@ def test_an_environment_file_that_a_start_would_miss_is_an_error(tmp_path):
 
 
 def test_the_environment_of_a_process_and_of_one_that_overwrote_it(monkeypatch):
-    sleep = [sys.executable, "-c", "input()"]
-    with subprocess.Popen(sleep, stdin=subprocess.PIPE, env={"PATH": "/bin", "A": "b=c"}) as child:
+    sleep = [sys.executable, "-c", "print(flush=True); input()"]  # an environment is empty for a moment of its start
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(sleep, **pipes, env={"PATH": "/bin", "A": "b=c"}) as child:
+        child.stdout.readline()
         assert process_environment(child.pid) == {"PATH": "/bin", "A": "b=c"}
         child.communicate(b"\n")
-    with subprocess.Popen(sleep, stdin=subprocess.PIPE, env={}) as child:
+    with subprocess.Popen(sleep, **pipes, env={}) as child:
+        child.stdout.readline()
         assert process_environment(child.pid) == process_environment(os.getpid())
         child.communicate(b"\n")
     with pytest.raises(CutoverError, match="environment of process"):
