@@ -59,9 +59,15 @@ def _row(request: Any) -> Any:
 
 
 def chain(folder: Path) -> dict[str, Any]:
-    """DFLASH's own step with a window. The algorithm refuses a CPU; its class does but for one call."""
+    """DFLASH's own step with a window. The algorithm refuses a CPU; its class does but for two calls.
+
+    One finds slots, by no way at all on a CPU: let it launch the kernel that it has for a GPU.
+    """
+    from sglang.kernels.ops.speculative import cache_locs
+
     from treeverify.integrations.sglang.ddtree import compat
 
+    cache_locs._is_cuda = True
     torch.Tensor.record_stream = lambda *_: None  # type: ignore[method-assign]
     server = tree(folder, speculative_num_draft_tokens=BLOCK, speculative_draft_window_size=WINDOW)
     stock = compat.worker_class().forward_batch_generation  # type: ignore[attr-defined]
