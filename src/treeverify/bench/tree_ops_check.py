@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 def check_all(work: Workload) -> None:
     """Run every operator of ``work`` once and compare. Raises ParityError that names what differs."""
     size, trees = work.size, work.trees
+    _spoil(work)
     for shard in range(size.shards):
         work.rank_shard(shard)
     for call in (work.open, work.rank, work.combine, work.build, work.mask, work.accept, work.gather):
@@ -47,6 +49,15 @@ def check_all(work: Workload) -> None:
     gathered = feature_gather_reference(work.features, work.path, work.lengths, work.slots, work.prefixes)
     _fields("feature_gather", work.gathered, gathered)
     _compaction(work)
+
+
+def _spoil(work: Workload) -> None:
+    """Overwrite what no operator reads: memory that is used again may hold right results of a run before."""
+    for outputs in (work.window, work.combined, work.masks, work.accepted, work.drawn, work.gathered):
+        for field in fields(outputs):
+            tensor = getattr(outputs, field.name)
+            if tensor is not None:
+                tensor.view(torch.uint8).fill_(0xA5)
 
 
 def _compaction(work: Workload) -> None:
