@@ -125,6 +125,7 @@ def trace(side: Side, folder: Path, prompts: list[list[int]], steps: int, most: 
     """Events of the profiler's trace over ``steps`` decode steps in the middle of a text, those of rank 0."""
     folder.mkdir(parents=True)
     side.ready()
+    side.server.generate(prompts, min(most, 64))  # what the first text compiles is no part of a step
     known = window(side, prompts, min(most, 64))
     around = 1.5e3 / known["step_ms"]  # until the profiler has started, and a reserve
     tokens = min(most, math.ceil((steps + around) * max(known["tokens_per_step"], 2) * 2))
