@@ -25,7 +25,7 @@ import ddtree_sampling
 import ddtree_speed
 import live_models
 import live_part
-from ddtree_servers import Choice
+from ddtree_servers import AT_ONCE, Choice
 from live_part import Part
 
 PARTS = {
@@ -51,11 +51,12 @@ def main() -> int:
     parser.add_argument("--draws", type=int, default=2000, help="texts per prompt and server of the law")
     parser.add_argument("--startup", type=float, default=130, help="seconds for the servers of a part to come up")
     parser.add_argument("--seconds", type=float, default=600, help="for each part; the speeds fill them")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, AT_ONCE], help="of the speeds")
     options = parser.parse_args()
     parts = options.parts.split(",")
     if unknown := [name for name in parts if name not in PARTS]:
         parser.error(f"expected parts {', '.join(PARTS)}; got {', '.join(unknown)}")
-    choice = Choice(options.prompts, options.new, options.draws)
+    choice = Choice(options.prompts, options.new, options.draws, tuple(options.batches))
     failed = False
     with tempfile.TemporaryDirectory() as stage:
         models = Path(stage)

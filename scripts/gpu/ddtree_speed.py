@@ -21,7 +21,6 @@ TREES = ("ddtree9", "ddtree17", "ddtree33", "ddtree65")
 AUTO = "auto65"
 AUTO_FLOOR = 0.97
 """Of the tokens per second of the best of plain decoding, the chain and the trees."""
-BATCHES = (1, 4, AT_ONCE)
 AUTO_START = 70
 """Seconds for its server to come up."""
 LEAST = 0.35
@@ -40,17 +39,17 @@ def speed(part: Part, choice: Choice) -> None:
     pair = replace(PACKAGED, sizes=("--context-length", "4096", "--max-total-tokens", "70000"))
     text = [token for ids in held() for token in ids]
     prompts = [text[n * PREFIX : (n + 1) * PREFIX] for n in range(AT_ONCE)]
-    _windows(part, pair, prompts, most=2900)
+    _windows(part, pair, prompts, 2900, choice.batches)
 
 
 def speed32k(part: Part, choice: Choice) -> None:
     """Random tokens on the random model."""
     sizes = ("--context-length", "40960", "--max-total-tokens", "620000")
     pair = Pair(part.models / "target", part.models / "dflash", sizes)
-    _windows(part, pair, prompts_of(LONG, AT_ONCE, VOCAB), most=2048)
+    _windows(part, pair, prompts_of(LONG, AT_ONCE, VOCAB), 2048, choice.batches)
 
 
-def _windows(part: Part, pair: Pair, prompts: list[list[int]], most: int) -> None:
+def _windows(part: Part, pair: Pair, prompts: list[list[int]], most: int, batches: Sequence[int]) -> None:
     """Every way in turns, at each batch; ratios to plain and to the chain on our kernel; widths by cost to the best.
 
     The server that measures costs at its start comes up when the others are idle.
@@ -63,7 +62,7 @@ def _windows(part: Part, pair: Pair, prompts: list[list[int]], most: int) -> Non
         needed = [server for server in servers.values() if server not in rivals]
         up = stack.enter_context(running(part, needed, rivals))
         sides = {name: Side(server) for name, server in servers.items() if server not in rivals or server in up}
-        if part.left() > AUTO_START + len(BATCHES) * ROUNDS * (len(sides) + 1) * LEAST:
+        if part.left() > AUTO_START + len(batches) * ROUNDS * (len(sides) + 1) * LEAST:
             auto = servers_of(part, [AUTO], pair, slot=len(servers))[AUTO]
             if stack.enter_context(running(part, [], [auto])):
                 sides[AUTO] = Side(auto)
@@ -71,10 +70,10 @@ def _windows(part: Part, pair: Pair, prompts: list[list[int]], most: int) -> Non
         else:
             part.failures.append(f"{AUTO} not started for want of time: {part.left():.0f} s are left")
         points: list[dict[str, Any]] = []
-        for number, batch in enumerate(BATCHES):
-            budget = part.left() / (len(BATCHES) - number)
+        for number, batch in enumerate(batches):
+            budget = part.left() / (len(batches) - number)
             if budget < ROUNDS * len(sides) * LEAST:
-                part.failures.append(f"not reached for want of time: batches {BATCHES[number:]}")
+                part.failures.append(f"not reached for want of time: batches {batches[number:]}")
                 break
             windows = rotate(sides, prompts[:batch], seconds_of(budget * 0.85, len(sides)), most)
             points.append({"prefix": len(prompts[0]), "batch": batch} | _table(windows) | {"windows": windows})

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from live_models import LAYERS, VOCAB
@@ -20,6 +23,7 @@ OF_LIMIT = 0.9
 ROWS = 1_000_000
 MOST = 4096
 """Longest text of a window, in tokens."""
+OFF_PAIRS = (("stock-a", "stock-b"), ("off-a", "off-b"), ("stock-a", "off-a"), ("stock-b", "off-b"))
 PROFILES = 12.0
 """Seconds that the two profiles of a point take."""
 FLAGS = [*NGRAM, *BY_KIND["graph"], "--context-length", "40960", "--max-total-tokens", "330000"]
@@ -55,6 +59,40 @@ def speed(part: Part) -> None:
             print(json.dumps({k: v for k, v in points[-1].items() if k != "windows"}), flush=True)
         part.found["log"] = ours.notes()
         part.keep("state", ours.state())
+
+
+def off(part: Part) -> None:
+    """What `off` costs: two servers of SGLang's own without the plugin, two with it, in turns at 130 tokens.
+
+    Each has cores of its own. What one of a pair differs from the other is the error of this comparison.
+    """
+    flags = [*FLAGS, "--mem-fraction-static", "0.2"]
+    servers = []
+    for slot, name in enumerate(("stock-a", "off-a", "stock-b", "off-b")):
+        attention = "triton" if name.startswith("stock") else "treeverify"
+        plugins = {"SGLANG_PLUGINS": "none"} if attention == "triton" else {}
+        chosen = ["--attention-backend", attention, *flags]
+        with _own_cores(slot, of=4):
+            servers.append(Server(name, part.models / "target", slot, part.folder, chosen, **plugins))
+    with running(part, servers):
+        for batch in (1, 8):
+            sides = {one.name: Side(one) for one in servers}
+            windows = rotate(sides, prompts_of(130, batch, VOCAB), 0.4, MOST)
+            pairs = {f"{other} over {base}": ratio(windows, base, other, "step_ms") for base, other in OFF_PAIRS}
+            found = {"prefix": 130, "batch": batch, "sides": medians(windows), "steps": pairs}
+            part.keep(f"batch_{batch}", found | {"windows": windows})
+            print(json.dumps(found), flush=True)
+
+
+@contextmanager
+def _own_cores(number: int, of: int) -> Iterator[None]:
+    """Processes that start meanwhile get every ``of``-th core of ours; all of them if there are fewer than ``of``."""
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, cores[number::of] if len(cores) >= of else cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
 
 
 def validate(part: Part) -> None:

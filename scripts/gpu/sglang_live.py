@@ -5,6 +5,7 @@ Every server is started in mode off with all modes allowed and switched live. Pa
 packaged    the packaged model, NGRAM: tokens of each mode, eager then graphs; bad settings refused by name
 forced      the packaged model at a 3k prompt: off's text continued from every eighth token in off and on
 speed       random 8-head model, NGRAM, graphs: off and on in turns at 130, 8k, 32k, bs 1 and 8; Amdahl; FA3; stock
+off         what the plugin costs in off beside SGLang without it: two servers of each, in turns
 validate    the same server in validate until a million (node, head) rows are compared; what validate costs
 algorithms  STANDALONE and DFLASH on the random model: tokens and counters of each mode
 dumps       calls kept by a server in validate, replayed against float64
@@ -32,6 +33,7 @@ PARTS = {
     "packaged": live_tokens.packaged,
     "forced": live_tokens.forced,
     "speed": live_speed.speed,
+    "off": live_speed.off,
     "validate": live_speed.validate,
     "algorithms": live_tokens.algorithms,
     "dumps": live_dumps.dumps,

@@ -42,7 +42,6 @@ def live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     monkeypatch.setattr(found.ddtree_speed, "ROUNDS", 5)
     monkeypatch.setattr(found.live_speed, "PROFILES", 1.0)
     monkeypatch.setattr(found.live_speed, "POINTS", ((130, 1),))
-    monkeypatch.setattr(found.ddtree_speed, "BATCHES", (2,))
     monkeypatch.setattr(found.ddtree_speed, "AUTO_START", 1)
     monkeypatch.setattr(found.ddtree_speed, "TREES", ("ddtree9", "ddtree33"))
     monkeypatch.setattr(found.ddtree_parts, "TEXTS", 1)
@@ -166,8 +165,26 @@ def test_gap_and_waits(live: SimpleNamespace, part: Any) -> None:
     assert part.failures == ["gap at 1: 0.896 ms, aim 0.3", "gap at 16: 0.896 ms, aim 0.6"]
 
 
+def test_the_cost_of_off_is_told_beside_its_error(live: SimpleNamespace, part: Any) -> None:
+    cores = os.sched_getaffinity(0)
+    live.live_part.run(part, live.live_speed.off)
+    assert os.sched_getaffinity(0) == cores
+    found = record(part)["found"]
+    assert part.failures == []
+    for batch in (1, 8):
+        one = found[f"batch_{batch}"]
+        assert set(one["steps"]) == {
+            "stock-b over stock-a",
+            "off-b over off-a",
+            "off-a over stock-a",
+            "off-b over stock-b",
+        }
+        assert all(pair["low"] <= pair["ratio"] <= pair["high"] for pair in one["steps"].values())
+
+
 def test_ddtree_windows_and_kimi(live: SimpleNamespace, part: Any) -> None:
-    live.live_part.run(part, lambda part: live.ddtree_speed.speed(part, None))
+    choice = live.ddtree_servers.Choice(1, 8, 1, (2,))
+    live.live_part.run(part, lambda part: live.ddtree_speed.speed(part, choice))
     (point,) = record(part)["found"]["points"]
     auto, trees = live.ddtree_speed.AUTO, live.ddtree_speed.TREES
     assert set(point["tokens_over"]["plain"]) == {"dflash-on", *trees, auto}
@@ -197,7 +214,7 @@ def test_widths_by_cost_are_left_out_for_want_of_time(
 ) -> None:
     part.seconds = 12 + live.ddtree_speed.ROUNDS * 4 * live.ddtree_speed.LEAST
     monkeypatch.setattr(live.ddtree_speed, "AUTO_START", 12)
-    live.live_part.run(part, lambda part: live.ddtree_speed.speed(part, None))
+    live.live_part.run(part, lambda part: live.ddtree_speed.speed(part, live.ddtree_servers.Choice(1, 8, 1, (2,))))
     assert [failure for failure in part.failures if failure.startswith("auto65 not started for want of time: ")]
     (point,) = record(part)["found"]["points"]
     assert set(point["sides"]) == {"plain", "dflash-on", *live.ddtree_speed.TREES}
@@ -293,7 +310,7 @@ def is_gone(group: int) -> bool:
 
 
 def test_plans_name_parts_that_exist(live: SimpleNamespace) -> None:
-    known = {"speed", "algorithms", "dumps", "ranks", "validate", "packaged", "forced"}
+    known = {"speed", "algorithms", "dumps", "ranks", "validate", "off", "packaged", "forced"}
     trees = {"tokens", "sampling", "law", "acceptance", "gap", "speed", "speed32k", "tp2"}
     assert known == set(importlib.import_module("sglang_live").PARTS)
     assert trees == set(importlib.import_module("ddtree_live").PARTS)
