@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Raw
 from tokenizers import decoders, models, pre_tokenizers, trainers
@@ -27,6 +27,7 @@ TOKENIZER = Tokenizer(trained(), bos=0)
 
 @settings(max_examples=60, deadline=None)
 @given(st.text())
+@example("a<|eos|>b<|bos|>")
 def test_text_survives(text):
     ids = TOKENIZER.encode(text)
     assert ids[0] == 0

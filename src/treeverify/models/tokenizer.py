@@ -13,11 +13,12 @@ UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 
 
 class Tokenizer:
-    """Text to ids and back. No token is added on the way in unless ``bos`` was given one."""
+    """Text to ids and back. Text never becomes a special token; ``bos`` alone is added on the way in, if given."""
 
     def __init__(self, tokenizer: _Tokenizer, bos: int | None = None) -> None:
         """``bos``: the id put in front of every encoded text, or None."""
         self._tokenizer, self._bos = tokenizer, bos
+        self._tokenizer.encode_special_tokens = True  # a prompt that spells one is text, not the token
 
     @classmethod
     def load(cls, path: Path, bos: int | None = None) -> Tokenizer:
