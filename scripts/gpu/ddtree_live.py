@@ -5,6 +5,7 @@ sampling    seeds repeat their texts at temperature 1
 law         tokens 2 to 4 of many seeds against the law that a plain server's log-probabilities give
 acceptance  one step after each prefix, beside the embedded engine's
 gap         GPU time between verify and the next draft; synchronising calls per step beside DFLASH's
+host        the scheduler's steps by function: plain decoding, a tree, plain steps of widths by cost
 speed       windows of plain, chains (ours, FA3), trees of 8 to 64, widths by cost at 1k, packaged model, bs 1, 4, 16
 speed32k    the same at 32k on the random model, whose acceptance means nothing: judge the time of a step
 tp2         two GPUs: texts against one GPU's, the same ids on both ranks
@@ -20,6 +21,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import ddtree_host
 import ddtree_parts
 import ddtree_sampling
 import ddtree_speed
@@ -34,6 +36,7 @@ PARTS = {
     "law": ddtree_sampling.law,
     "acceptance": ddtree_parts.acceptance,
     "gap": ddtree_speed.gap,
+    "host": ddtree_host.host,
     "speed": ddtree_speed.speed,
     "speed32k": ddtree_speed.speed32k,
     "tp2": ddtree_parts.tp2,

@@ -48,7 +48,7 @@ def tokens(part: Part, choice: Choice) -> None:
     with running(part, list(servers.values())):
         prompts = starts(choice.prompts)
         for how, at_once in (("alone", 1), ("batch", AT_ONCE)):
-            part.keep(how, _against(part, servers, prompts, choice.new, at_once))
+            part.keep(how, against(part, servers, prompts, choice.new, at_once))
         part.keep("ddtree", {name: servers[name].state("ddtree") for name in ("ddtree17", "auto33")})
         part.keep("notes_auto", servers["auto33"].notes())
 
@@ -62,7 +62,7 @@ def tp2(part: Part, choice: Choice) -> None:
         servers |= servers_of(part, [two], slot=len(servers), PYTHONPATH=path)
     with running(part, list(servers.values())):
         for how, at_once in (("alone", 1), ("batch", AT_ONCE)):
-            part.keep(how, _against(part, servers, starts(choice.prompts), choice.new, at_once, base="ddtree17"))
+            part.keep(how, against(part, servers, starts(choice.prompts), choice.new, at_once, base="ddtree17"))
         part.keep("ddtree", {name: servers[name].state("ddtree") for name in TWO})
     ranks = {}
     for two in TWO:
@@ -75,7 +75,7 @@ def tp2(part: Part, choice: Choice) -> None:
     part.keep("ranks", ranks)
 
 
-def _against(
+def against(
     part: Part, servers: dict[str, Server], prompts: list[list[int]], new: int, at_once: int, base: str = "plain"
 ) -> dict[str, Any]:
     """Texts of every server against those of ``base``; plain decoding's server judges the gaps."""

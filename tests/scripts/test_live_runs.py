@@ -311,7 +311,7 @@ def is_gone(group: int) -> bool:
 
 def test_plans_name_parts_that_exist(live: SimpleNamespace) -> None:
     known = {"speed", "algorithms", "dumps", "ranks", "validate", "off", "packaged", "forced"}
-    trees = {"tokens", "sampling", "law", "acceptance", "gap", "speed", "speed32k", "tp2"}
+    trees = {"tokens", "sampling", "law", "acceptance", "gap", "host", "speed", "speed32k", "tp2"}
     assert known == set(importlib.import_module("sglang_live").PARTS)
     assert trees == set(importlib.import_module("ddtree_live").PARTS)
     for plan in SCRIPTS.glob("*.plan"):

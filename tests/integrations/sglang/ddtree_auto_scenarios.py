@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable
 from itertools import cycle
 from pathlib import Path
@@ -15,8 +16,8 @@ from tests.integrations.sglang import ddtree_scenarios as fixed
 from tests.integrations.sglang.ddtree_scenarios import CHUNK, NEW, PROMPTS, texts, tree
 from tests.integrations.sglang.ddtree_scheduler import Server
 
-SCHEDULE = (17, 1, 5, 1, 1, 9, 17, 5, 9, 1)
-"""Widths of steps, one after the other: every one of the ladder follows every other kind."""
+SCHEDULE = (17, 5, 1, 9, 5, 17, 9)
+"""Widths of steps, one after the other; 1 is a run of plain steps."""
 
 
 def steps_of(server: Server) -> Any:
@@ -29,10 +30,9 @@ def plant(server: Server) -> None:
     stock = choice.plan
 
     def plan(*arguments: Any) -> Any:
-        found, width = stock(*arguments), next(widths)
-        choice.widths.subtract([found.width])
-        choice.widths.update([width])
-        return found._replace(width=width, rung=choice.ladder.index(width))
+        before, found, width = +choice.widths, stock(*arguments), next(widths)
+        choice.widths = before + Counter({width: choice._run if width == 1 else 1})
+        return found._replace(width=width, kind=found.kind._replace(rung=choice.ladder.index(width)))
 
     choice.plan = plan
 

@@ -13,13 +13,15 @@ from treeverify.engine.costs import CostTable
 from treeverify.env import VerifyMode
 from treeverify.errors import ConfigError
 from treeverify.integrations.sglang import modes
-from treeverify.integrations.sglang.ddtree import algorithm, auto, choice, graphs
-from treeverify.integrations.sglang.ddtree.draft import Roots, front
+from treeverify.integrations.sglang.ddtree import algorithm, auto, choice, graphs, served
+from treeverify.integrations.sglang.ddtree.draft import front
 from treeverify.integrations.sglang.ddtree.ladder import ladder_of
+from treeverify.integrations.sglang.ddtree.plain import Roots
+from treeverify.integrations.sglang.ddtree.served import Kind
 from treeverify.ops.tree_build.api import tree_build
 from treeverify.tree.budget import SHORTEST_PAUSE
 
-LADDER = (1, 3, 5)
+LADDER, RUN = (1, 3, 5), 4
 EVEN = np.array([2.0, 1.0, 0.5, 0.25, 0.125])  # of two requests: path probabilities of the root and four nodes
 
 
@@ -111,7 +113,7 @@ def test_the_width_has_the_most_expected_tokens_per_millisecond(
     verify: tuple[float, float, float], expected: int
 ) -> None:
     """Mass of 3 nodes 0.75, of 5 nodes 0.9375; the draft costs 0.1."""
-    chooser = choice.Choice({"off": table(verify, draft=0.1)})
+    chooser = choice.Choice({"off": table(verify, draft=0.1)}, 1)
     rates = {3: 1.75 / (verify[1] + 0.1), 5: 1.9375 / (verify[2] + 0.1)}
     assert max(rates, key=rates.__getitem__) == expected
     assert drafted(chooser, [1, 1]) == LADDER[1]  # nothing is known yet
@@ -121,20 +123,20 @@ def test_the_width_has_the_most_expected_tokens_per_millisecond(
 def test_the_average_of_the_requests_counts_not_their_sum() -> None:
     """Ten requests alike choose what one chooses."""
     for requests in (1, 10):
-        chooser = choice.Choice({"off": table((1.0, 1.3, 1.5), draft=0.1)})
+        chooser = choice.Choice({"off": table((1.0, 1.3, 1.5), draft=0.1)}, 1)
         drafted(chooser, [1] * requests, EVEN / 2 * requests)
         assert drafted(chooser, [1] * requests, EVEN / 2 * requests) == 3
 
 
 def test_each_mode_has_its_own_costs() -> None:
-    chooser = choice.Choice({"off": table((1.0, 1.0, 9.0)), "on": table((1.0, 1.0, 1.0))})
+    chooser = choice.Choice({"off": table((1.0, 1.0, 9.0)), "on": table((1.0, 1.0, 1.0))}, 1)
     drafted(chooser, [1, 1])
     assert chooser.plan(2, 10, "off").width == 3
     assert chooser.plan(2, 10, "on").width == 5
 
 
 def test_a_draft_that_is_never_accepted_is_soon_left_out() -> None:
-    chooser = choice.Choice({"off": table((1.0, 2.0, 3.0))})
+    chooser = choice.Choice({"off": table((1.0, 2.0, 3.0))}, 1)
     widths = [drafted(chooser, [0, 0]) for _ in range(1000)]
     assert sum(width > 1 for width in widths) < 25
     assert chooser.report()["pauses"] >= 5
@@ -143,7 +145,7 @@ def test_a_draft_that_is_never_accepted_is_soon_left_out() -> None:
 
 def test_what_was_launched_before_a_pause_does_not_lengthen_it() -> None:
     """Overlap scheduling: outcomes come one step late."""
-    chooser, waiting, widths = choice.Choice({"off": table((1.0, 2.0, 3.0))}), [], []
+    chooser, waiting, widths = choice.Choice({"off": table((1.0, 2.0, 3.0))}, 1), [], []
     for _ in range(200):
         plan = chooser.plan(2, 10, "off")
         widths.append(plan.width)
@@ -176,7 +178,7 @@ def test_it_loses_little_to_the_best_fixed_width(
     """3,000 steps, outcomes one step late; the drafter's probabilities are off by ``trust`` and by noise."""
     numbers = np.random.default_rng(3)
     cells = np.array(verify).reshape(-1, 1, 1)
-    chooser = choice.Choice({"off": CostTable(WIDE, (1,), (1,), cells, np.full((1, 1), draft))})
+    chooser = choice.Choice({"off": CostTable(WIDE, (1,), (1,), cells, np.full((1, 1), draft))}, 1)
     nodes = np.arange(1, WIDE[-1]) ** -1.1
     nodes *= drafted_tokens / nodes.sum()
     milliseconds = {width: ms + draft * (width > 1) for width, ms in zip(WIDE, verify, strict=True)}
@@ -196,7 +198,7 @@ def test_it_loses_little_to_the_best_fixed_width(
 
 def test_an_unlucky_stretch_of_a_draft_that_is_expected_to_pay_is_borne() -> None:
     """The width is certain by the drafter; nothing is accepted for three steps after fifty that were."""
-    chooser, certain = choice.Choice({"off": table((1.0, 1.9, 1.9), draft=0.0)}), np.full(5, 2.0)
+    chooser, certain = choice.Choice({"off": table((1.0, 1.9, 1.9), draft=0.0)}, 1), np.full(5, 2.0)
     for _ in range(50):
         assert drafted(chooser, [1, 1], certain) > 1
     for _ in range(3):
@@ -205,13 +207,82 @@ def test_an_unlucky_stretch_of_a_draft_that_is_expected_to_pay_is_borne() -> Non
     assert drafted(chooser, [1, 1], certain) > 1
 
 
-def test_twice_or_half_as_many_requests_end_a_pause() -> None:
-    for now, pausing in ((5, True), (9, True), (4, False), (16, False)):
-        chooser = choice.Choice({"off": table((1.0, 2.0, 3.0))})
+def test_a_pause_is_one_of_batches_of_a_size() -> None:
+    """Sizes are powers of two; a pause goes on when a batch of its size comes again."""
+    for now, pausing in ((5, True), (8, True), (9, False), (4, False), (16, False)):
+        chooser = choice.Choice({"off": table((1.0, 2.0, 3.0))}, 1)
         while drafted(chooser, [0] * 8, 4 * EVEN) > 1:
             pass
         assert (chooser.plan(now, 10, "off").width == 1) is pausing
+        assert chooser.plan(8, 10, "off").width == 1
         assert chooser.report()["pauses"] == 1
+
+
+def test_what_steps_take_in_service_corrects_their_costs() -> None:
+    """By mode, size and rung; what was not seen takes as much more as what was, on average."""
+    chooser = choice.Choice({"off": table((1.0, 2.0, 3.0)), "on": table((1.0, 2.0, 3.0))}, RUN)
+
+    def costs(requests: int, mode: str) -> list[float]:
+        return chooser._prices_of(requests, 10, mode).step_ms.tolist()
+
+    before = [1.0, 3.0, 4.0]
+    assert costs(4, "on") == before
+    chooser.correct({Kind("on", 4, 0): 2.0, Kind("on", 4, 2): 4.0})
+    assert costs(4, "on") == [1.0 + 2.0 / RUN, 3.0 + 3.0, 4.0 + 4.0]
+    assert costs(3, "on") == costs(4, "on")
+    assert costs(4, "off") == costs(2, "on") == costs(5, "on") == before
+    assert chooser._prices_of(4, 10, "on").relative == (1.0, 6.0 / 1.5, 8.0 / 1.5)
+    assert chooser.report()["served_ms"] == [
+        {"mode": "on", "requests": 4, "width": 1, "beyond_measured": 2.0},
+        {"mode": "on", "requests": 4, "width": 5, "beyond_measured": 4.0},
+    ]
+    chooser.correct({Kind("on", 4, 1): -9.0})
+    assert costs(4, "on") == [0.25 * ms for ms in before], "a quarter is left at least"
+
+
+def test_a_run_counts_as_its_steps() -> None:
+    chooser = choice.Choice({"off": table((1.0, 9.0, 9.0))}, RUN)
+    for _ in range(200):
+        drafted(chooser, [0, 0])
+    widths = chooser.report()["widths"]
+    assert widths["1"] % RUN == 0  # type: ignore[index]
+    assert widths["1"] // RUN + widths["3"] + widths["5"] == 200  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("verify", "hosts", "tokens", "best"),
+    [
+        ((1.0, 1.8, 1.9), 2.0, 1.3, 1),  # by the costs of the start a tree would pay
+        ((1.0, 1.0, 1.0), 2.0, 2.5, 5),
+        ((1.0, 1.2, 3.0), 0.0, 2.5, 3),
+        ((1.0, 1.2, 3.0), 8.0, 4.0, 5),  # by the costs of the start a narrower tree would pay more
+    ],
+)
+def test_what_the_host_does_beside_the_steps_is_learned(
+    verify: tuple[float, float, float], hosts: float, tokens: float, best: int
+) -> None:
+    """Each step of the scheduler takes ``hosts`` milliseconds more than what was measured."""
+    numbers, clock, now = np.random.default_rng(4), served.Clock(), 0.0
+    chooser = choice.Choice({"off": table(verify, draft=0.3)}, RUN)
+    nodes = np.array([0.5, 0.25, 0.15, 0.1]) * tokens
+    drafts = {width: nodes[: width - 1].sum() for width in LADDER}
+    taken = {width: ms + 0.3 + hosts for width, ms in zip(LADDER, verify, strict=True)} | {1: RUN * verify[0] + hosts}
+    rates = {width: (RUN if width == 1 else 1 + drafts[width]) / taken[width] for width in LADDER}
+    assert max(rates, key=rates.__getitem__) == best
+    gained = spent = 0.0
+    for step in range(4000):
+        if step % auto.EVERY == 0:
+            chooser.correct(clock.medians())
+        plan = chooser.plan(1, 10, "off")
+        clock.begin(plan.kind, plan.measured_ms, now)
+        now += taken[plan.width] / 1e3
+        accepted = int(numbers.poisson(drafts[plan.width]))
+        if step > 200:
+            gained += RUN if plan.width == 1 else 1 + accepted
+            spent += taken[plan.width]
+        if plan.width > 1:
+            chooser.observe(plan, [accepted], np.concatenate(([1.0], nodes)))
+    assert gained / spent > 0.96 * rates[best]
 
 
 def test_costs_are_interpolated_once_for_a_batch_and_what_a_context_is_rounded_to(
@@ -220,7 +291,7 @@ def test_costs_are_interpolated_once_for_a_batch_and_what_a_context_is_rounded_t
     """Contexts are rounded down to five binary digits."""
     asked, stock = [], CostTable.step_ms
     monkeypatch.setattr(CostTable, "step_ms", lambda table, *at: asked.append(at) or stock(table, *at))
-    chooser = choice.Choice({"off": table((1.0, 1.0, 1.0)), "on": table((1.0, 1.0, 1.0))})
+    chooser = choice.Choice({"off": table((1.0, 1.0, 1.0)), "on": table((1.0, 1.0, 1.0))}, 1)
     for context in (1, 31, 32, 33, 992, 1000, 1023, 1024, 31):
         chooser.plan(2, context, "off")
     assert asked == [(2, 1), (2, 31), (2, 32), (2, 992), (2, 1024)]
@@ -230,7 +301,7 @@ def test_costs_are_interpolated_once_for_a_batch_and_what_a_context_is_rounded_t
 
 
 def test_the_histogram_counts_every_step() -> None:
-    chooser = choice.Choice({"off": table((1.0, 1.0, 1.0))})
+    chooser = choice.Choice({"off": table((1.0, 1.0, 1.0))}, 1)
     for _ in range(3):
         drafted(chooser, [1, 1])
     assert chooser.report()["widths"] == {"1": 0, "3": 1, "5": 2}
@@ -249,7 +320,7 @@ def batch(requests: int) -> SimpleNamespace:
 def made(monkeypatch: pytest.MonkeyPatch, worker: Any) -> auto.Auto:
     monkeypatch.setattr(graphs, "capture", lambda *_: {})
     monkeypatch.setattr(auto, "costs_of", lambda *_: {"off": table((1.0, 1.0, 1.0))})
-    found = auto.Auto(worker, LADDER)
+    found = auto.Auto(worker, LADDER, RUN)
     assert found.report() is None
     found.prepare(lambda *_: None)
     return found
@@ -273,6 +344,41 @@ def test_a_step_learns_from_its_own_draft(monkeypatch: pytest.MonkeyPatch, worke
     for (_, _, probabilities), value in zip(seen, (-1.0, -2.0), strict=True):
         np.testing.assert_allclose(probabilities, np.full(5, 2 * np.exp(value)), rtol=1e-6)
     assert found.report()["unmatched"] == 0  # type: ignore[index]
+
+
+def test_the_ranks_exchange_what_steps_took(monkeypatch: pytest.MonkeyPatch, worker: Any) -> None:
+    """Once in ``EVERY`` steps, all at the same step; each takes what the first rank saw."""
+    found, told = made(monkeypatch, worker), {Kind("off", 2, 1): 7.0}
+    own, calls, steps = iter(range(10**6)), [], []
+    monkeypatch.setattr(auto, "perf_counter", lambda: next(own) * 1.0)
+    monkeypatch.setattr(graphs, "from_first_rank", lambda mine: (calls.append((len(steps), mine)), told)[1])
+    for _ in range(3 * auto.EVERY):
+        steps.append(found.width(batch(2)))
+        found.verified([0, 0])
+    assert [step for step, _ in calls] == [auto.EVERY - 1, 2 * auto.EVERY - 1, 3 * auto.EVERY - 1]
+    assert calls[0][1], "nothing was timed"
+    assert found._choice._served is told
+
+
+def test_a_prefill_interrupts_the_clock(monkeypatch: pytest.MonkeyPatch, worker: Any) -> None:
+    found, calls = made(monkeypatch, worker), []
+    monkeypatch.setattr(graphs, "from_first_rank", lambda mine: (calls.append(mine), mine)[1])
+    for step in range(auto.EVERY):
+        if step % 3 == 0:
+            found.interrupt()
+        found.width(batch(2))
+    assert calls == [{}]
+
+
+def test_an_outcome_says_whether_it_was_a_run(monkeypatch: pytest.MonkeyPatch, worker: Any) -> None:
+    found = made(monkeypatch, worker)
+    found.width(batch(2))
+    found.drafted(torch.zeros(2, 5))
+    assert not found.verified([1, 0])
+    monkeypatch.setattr(found._choice, "_pauses", {2: SimpleNamespace(drafts=lambda: False)})
+    assert found.width(batch(2)) == 1
+    assert found.verified([3, 3])
+    assert not found.verified([3, 3]), "no step was left"
 
 
 def test_an_outcome_of_another_batch_teaches_nothing(monkeypatch: pytest.MonkeyPatch, worker: Any) -> None:

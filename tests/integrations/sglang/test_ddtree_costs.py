@@ -16,17 +16,17 @@ from treeverify.errors import ConfigError
 from treeverify.integrations.sglang import modes
 from treeverify.integrations.sglang.ddtree import costs, graphs
 
-LADDER = (1, 3, 5)
+LADDER, RUN = (1, 3, 5), 4
 
 
 def test_the_grid_of_a_server() -> None:
-    grid = costs.grid_of(LADDER, [1, 2, 4, 8, 16], 40960, cuda=True)
+    grid = costs.grid_of(LADDER, RUN, [1, 2, 4, 8, 16], 40960, cuda=True)
     assert (grid.batches, grid.contexts) == ((1, 4, 16), (1024, 32768))
-    assert costs.grid_of(LADDER, [1, 2], 4096, cuda=True).batches == (1, 2)
-    assert costs.grid_of(LADDER, [1, 48], 4096, cuda=True).batches == (1, 4, 16, 48)
-    assert costs.grid_of(LADDER, [1], 4096, cuda=True).contexts == (1024, 4091)
-    assert costs.grid_of(LADDER, [1], 500, cuda=True).contexts == (495,)
-    assert costs.grid_of(LADDER, [1], 3, cuda=False).contexts == (1,)
+    assert costs.grid_of(LADDER, RUN, [1, 2], 4096, cuda=True).batches == (1, 2)
+    assert costs.grid_of(LADDER, RUN, [1, 48], 4096, cuda=True).batches == (1, 4, 16, 48)
+    assert costs.grid_of(LADDER, RUN, [1], 4096, cuda=True).contexts == (1024, 4091)
+    assert costs.grid_of(LADDER, RUN, [1], 500, cuda=True).contexts == (495,)
+    assert costs.grid_of(LADDER, RUN, [1], 3, cuda=False).contexts == (1,)
 
 
 @pytest.fixture
@@ -36,7 +36,10 @@ def worker() -> SimpleNamespace:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch, worker: Any, tmp_path: Any) -> list[tuple[str, int]]:
-    """A server whose clock is its steps: those of n nodes take n ms, a draft 3. Lists (mode, width) of each."""
+    """A server whose clock is its steps: those of n nodes take n ms, a draft 3, a run of plain steps RUN.
+
+    Lists (mode, width) of each.
+    """
     ran: list[tuple[str, int]] = []
     monkeypatch.setenv("TREEVERIFY_CACHE", str(tmp_path))
     monkeypatch.setattr(modes, "_current", modes.Switch(VerifyMode.OFF, (VerifyMode.OFF, VerifyMode.ON)))
@@ -64,7 +67,8 @@ def server(monkeypatch: pytest.MonkeyPatch, worker: Any, tmp_path: Any) -> list[
     def step(_: Any, width: int) -> None:
         ran.append((modes.current().mode.value, width))
         assert modes.current().capturing, "it would be counted as served"
-        elapsed[0] += 3.0 if width == 0 else width + (3.0 if width > 1 else 0.0) + 10 * (len(ran) < 5)
+        taken = 3.0 if width == 0 else float(RUN) if width == 1 else width + 3.0
+        elapsed[0] += taken + 10 * (len(ran) < 5)
 
     monkeypatch.setattr(costs, "_thread_ms", clock)
     worker.step = step
@@ -72,7 +76,7 @@ def server(monkeypatch: pytest.MonkeyPatch, worker: Any, tmp_path: Any) -> list[
 
 
 def test_costs_are_measured_for_every_mode_and_kept(worker: Any, server: list[tuple[str, int]]) -> None:
-    found = costs.costs_of(worker, LADDER, worker.step)
+    found = costs.costs_of(worker, LADDER, RUN, worker.step)
     assert set(found) == {"off", "on"}
     for each in found.values():
         assert each.draft_ms(1, 10) == 3.0
@@ -80,15 +84,15 @@ def test_costs_are_measured_for_every_mode_and_kept(worker: Any, server: list[tu
     assert {mode for mode, _ in server} == {"off", "on"}
     assert modes.current().mode is VerifyMode.OFF
     count = len(server)
-    again = costs.costs_of(worker, LADDER, worker.step)
+    again = costs.costs_of(worker, LADDER, RUN, worker.step)
     assert len(server) == count, "measured again"
     assert again["on"].as_json() == found["on"].as_json()
 
 
 @pytest.mark.parametrize("damage", ["cut", "foreign", "ladder"])
 def test_a_damaged_or_foreign_table_is_measured_anew(worker: Any, server: list[tuple[str, int]], damage: str) -> None:
-    costs.costs_of(worker, LADDER, worker.step)
-    key = costs._key(worker, costs.grid_of(LADDER, [1], 100, cuda=False), VerifyMode.OFF)
+    costs.costs_of(worker, LADDER, RUN, worker.step)
+    key = costs._key(worker, costs.grid_of(LADDER, RUN, [1], 100, cuda=False), VerifyMode.OFF)
     path = CostCache(key).path
     assert path.is_file()
     if damage == "cut":
@@ -98,7 +102,7 @@ def test_a_damaged_or_foreign_table_is_measured_anew(worker: Any, server: list[t
     else:
         path.write_text(path.read_text().replace("[\n   1,\n   3,\n   5\n  ]", "[1, 3]"))
     count = len(server)
-    assert costs.costs_of(worker, LADDER, worker.step)["off"].verify_ms(5, 1, 10) == 5.0
+    assert costs.costs_of(worker, LADDER, RUN, worker.step)["off"].verify_ms(5, 1, 10) == 5.0
     assert {mode for mode, _ in server[count:]} == {"off"}
 
 
@@ -109,7 +113,7 @@ def test_other_ranks_take_the_first_ones_costs(
     answers = iter((None, told) * 2)
     monkeypatch.setattr(graphs, "is_first_rank", lambda: False)
     monkeypatch.setattr(graphs, "from_first_rank", lambda _: next(answers))
-    assert costs.costs_of(worker, LADDER, worker.step)["on"] is told
+    assert costs.costs_of(worker, LADDER, RUN, worker.step)["on"] is told
     assert server, "all ranks measure together"
     assert not list(CostCache({}).folder.glob("*.json"))
 

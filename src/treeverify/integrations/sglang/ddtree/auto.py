@@ -4,13 +4,15 @@ Nothing waits for the device, and every rank decides alike. A step's drafted pat
 memory behind its draft. They are looked at when SGLang hands in the
 accepted lengths of that very step (``on_verify_complete_cpu``): by then it has waited for a copy of its own that was
 issued later on the same stream. So each rank sees the numbers of a step at the same place among its steps, and the
-numbers are the same: the ranks hold one tree. Costs are rank 0's.
+numbers are the same: the ranks hold one tree. Costs are rank 0's, and so are the times of served steps, which the ranks
+exchange once in ``EVERY`` steps.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -21,7 +23,10 @@ from treeverify.integrations.sglang import modes
 from treeverify.integrations.sglang.ddtree import graphs
 from treeverify.integrations.sglang.ddtree.choice import Choice, Plan
 from treeverify.integrations.sglang.ddtree.costs import Step, costs_of
+from treeverify.integrations.sglang.ddtree.served import Clock
 
+EVERY = 32
+"""Steps between corrections of the costs."""
 _AHEAD = 2
 """Steps whose outcome is not known yet: overlap scheduling launches one before it looks at the last one's."""
 
@@ -29,10 +34,11 @@ _AHEAD = 2
 class Auto:
     """Widths by cost for one worker."""
 
-    def __init__(self, worker: Any, ladder: tuple[int, ...]) -> None:
-        """``ladder``: rising widths from 1 to that of the draft."""
-        self.ladder = ladder
+    def __init__(self, worker: Any, ladder: tuple[int, ...], run: int) -> None:
+        """``ladder``: rising widths from 1 to that of the draft. ``run``: plain steps in a row."""
+        self.ladder, self.run = ladder, run
         self._worker = worker
+        self._clock, self._steps = Clock(), 0
         self._graphs: dict[int, Any] = {}
         self._choice: Choice | None = None
         self._launched: deque[tuple[Plan, _Scores | None]] = deque(maxlen=_AHEAD)
@@ -42,15 +48,23 @@ class Auto:
     def prepare(self, step: Step) -> None:
         """Capture the graphs of all widths and get the costs; ``step`` runs one step of a rehearsal."""
         self._graphs = graphs.capture(self._worker, self.ladder)
-        self._choice = Choice(costs_of(self._worker, self.ladder, step))
+        self._choice = Choice(costs_of(self._worker, self.ladder, self.run, step), self.run)
 
     def width(self, batch: Any) -> int:
         """Choose the width of the next step, which is that of ``batch``."""
         assert self._choice is not None
+        self._steps += 1
+        if self._steps % EVERY == 0:
+            self._choice.correct(graphs.from_first_rank(self._clock.medians()))
         context = sum(req.seqlen for req in batch.reqs) // len(batch.reqs)
         plan = self._choice.plan(len(batch.reqs), max(1, context), modes.current().mode)
+        self._clock.begin(plan.kind, plan.measured_ms, perf_counter())
         self._launched.append((plan, None))
         return plan.width
+
+    def interrupt(self) -> None:
+        """The worker does something else than decoding."""
+        self._clock.interrupt()
 
     def use(self, width: int) -> None:
         """Let the next verify replay the graphs of ``width``."""
@@ -64,15 +78,20 @@ class Auto:
         held.start(scores)
         self._launched.append((plan, held))
 
-    def verified(self, drafts: Sequence[int]) -> None:
-        """Learn from the oldest step whose outcome was not known: accepted draft tokens of each request."""
+    def verified(self, drafts: Sequence[int]) -> bool:
+        """Learn from the oldest step whose outcome was not known: accepted draft tokens of each request.
+
+        Returns whether it was a run of plain steps, whose tokens but one look like accepted drafts.
+        """
         plan, scores = self._launched.popleft() if self._launched else (None, None)
         if plan is None or plan.requests != len(drafts):
             self._unmatched += 1  # the outcome of another step: nothing is learned until they match again
             self._launched.clear()
-        elif scores is not None:
+            return False
+        if scores is not None:
             assert self._choice is not None
             self._choice.observe(plan, drafts, scores.sums())
+        return plan.width == 1
 
     def report(self) -> dict[str, object] | None:
         """The choices so far as plain values; None before there are costs."""

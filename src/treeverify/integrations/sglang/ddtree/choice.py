@@ -3,26 +3,34 @@
 The rule is that of ``tree.budget``: most expected tokens per millisecond. But the width of a step is chosen before its
 draft, so that nothing waits for the device: the drafted path probabilities are averages over the requests and over
 recent drafted steps. Whether a step drafts at all follows from what drafting has gained (``tree.budget.Pauses``).
+Costs are those measured at the start, corrected by what steps were seen to take in service (``served``).
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from statistics import mean
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from treeverify.engine.costs import CostTable
+from treeverify.integrations.sglang.ddtree.served import Kind, size_of
 from treeverify.tree.budget import RECENT, Calibration, Pauses, rates
+
+LEAST_SHARE = 0.25
+"""Of its measured cost that a corrected one keeps at least."""
 
 
 class _Prices(NamedTuple):
-    """What steps of some batch and context cost."""
+    """What steps of some mode, batch and context cost."""
 
+    measured_ms: tuple[float, ...]
+    """By rung, the draft included; of rung 0 a whole run."""
     step_ms: NDArray[np.float64]
-    """``[widths]``, the draft included."""
+    """``[widths]``, corrected, the draft included; of rung 0 a step of the run."""
     relative: tuple[float, ...]
     """By rung: the step's time over that of a plain one, which is rung 0."""
 
@@ -31,10 +39,11 @@ class Plan(NamedTuple):
     """What a step was chosen to be."""
 
     width: int
-    """Nodes to verify; 1: the root alone, and no draft."""
-    rung: int
-    """The width's place in the ladder."""
+    """Nodes to verify; 1: a run of plain steps, which verify the root alone without a draft."""
+    kind: Kind
     requests: int
+    measured_ms: float
+    """What all of it cost at the start."""
     cost: float
     """The step's time over that of a plain one."""
     promising: bool
@@ -44,30 +53,36 @@ class Plan(NamedTuple):
 class Choice:
     """Chooses widths for one worker: ``plan`` is asked once per step, ``observe`` told of each outcome in order."""
 
-    def __init__(self, costs: Mapping[str, CostTable]) -> None:
-        """``costs``: of each verify mode that may be served; all of one ladder."""
+    def __init__(self, costs: Mapping[str, CostTable], run: int) -> None:
+        """``costs``: of each verify mode that may be served; all of one ladder. ``run``: plain steps in a row."""
         self.ladder = next(iter(costs.values())).widths
         self.widths: Counter[int] = Counter()
         """Steps by width."""
-        self._costs = costs
+        self._costs, self._run = costs, run
         self._prices: dict[tuple[str, int, int], _Prices] = {}
+        self._served: Mapping[Kind, float] = {}
         self._places = np.array(self.ladder) - 1
-        self._calibration, self._pauses, self._ended = Calibration(), Pauses(), 0
+        self._calibration = Calibration()
+        self._pauses: defaultdict[int, Pauses] = defaultdict(Pauses)  # one size of batch says nothing of others
+        self._size = 1
         self._mass: NDArray[np.float64] | None = None
-        self._batch = 0
 
     def plan(self, requests: int, context: int, mode: str) -> Plan:
         """The next step, of ``requests`` with ``context`` committed tokens on average."""
-        if not self._batch < 2 * requests < 4 * self._batch:  # a pause says nothing of half or twice as many requests
-            self._ended += self._pauses.begun
-            self._batch, self._pauses = requests, Pauses()
         prices, rung = self._prices_of(requests, context, mode), 0
-        if self._pauses.drafts():
+        self._size = size_of(requests)
+        if self._pauses[self._size].drafts():
             rung = 1 if self._mass is None else 1 + self._best(prices.step_ms)
         cost = prices.relative[rung]
         promising = self._mass is None or 1 + self._calibration.factor * self._mass[rung] >= cost
-        self.widths[self.ladder[rung]] += 1
-        return Plan(self.ladder[rung], rung, requests, cost, bool(promising))
+        self.widths[self.ladder[rung]] += 1 if rung else self._run
+        kind = Kind(mode, self._size, rung)
+        return Plan(self.ladder[rung], kind, requests, prices.measured_ms[rung], cost, bool(promising))
+
+    def correct(self, served: Mapping[Kind, float]) -> None:
+        """Take what steps were seen to take beyond the measured costs, in milliseconds by kind."""
+        self._served = served
+        self._prices.clear()
 
     def observe(self, plan: Plan, drafts: Sequence[int], probabilities: NDArray[np.float64]) -> None:
         """The outcome of a step that drafted.
@@ -79,9 +94,9 @@ class Choice:
         mass = below[self._places]
         self._mass = mass if self._mass is None else RECENT * self._mass + (1 - RECENT) * mass
         accepted = sum(drafts) / plan.requests
-        if mass[plan.rung] > 0:
-            self._calibration.observe(accepted, float(mass[plan.rung]))
-        self._pauses.observe(1 + accepted, plan.cost, plan.promising)
+        if mass[plan.kind.rung] > 0:
+            self._calibration.observe(accepted, float(mass[plan.kind.rung]))
+        self._pauses[plan.kind.size].observe(1 + accepted, plan.cost, plan.promising)
 
     def report(self) -> dict[str, object]:
         """The choices so far as plain values."""
@@ -89,8 +104,12 @@ class Choice:
             "ladder": list(self.ladder),
             "widths": {str(width): self.widths[width] for width in self.ladder},
             "calibration": self._calibration.factor,
-            "gain": self._pauses.gain,
-            "pauses": self._ended + self._pauses.begun,
+            "gain": self._pauses[self._size].gain,
+            "pauses": sum(pauses.begun for pauses in self._pauses.values()),
+            "served_ms": [
+                {"mode": kind.mode, "requests": kind.size, "width": self.ladder[kind.rung], "beyond_measured": beyond}
+                for kind, beyond in sorted(self._served.items())
+            ],
         }
 
     def _prices_of(self, requests: int, context: int, mode: str) -> _Prices:
@@ -100,10 +119,20 @@ class Choice:
         found = self._prices.get((mode, requests, context))
         if found is None:
             table = self._costs[mode]
-            step_ms, plain_ms = table.step_ms(requests, context), table.plain_ms(requests, context)
-            found = _Prices(step_ms, (1.0, *(float(ms) / plain_ms for ms in step_ms[1:])))
+            measured = table.step_ms(requests, context)
+            measured[0] = self._run * table.plain_ms(requests, context)
+            step_ms = np.maximum(measured + self._beyond(mode, size_of(requests)), LEAST_SHARE * measured)
+            step_ms[0] /= self._run
+            relative = (1.0, *(float(ms) for ms in step_ms[1:] / step_ms[0]))
+            found = _Prices(tuple(measured.tolist()), step_ms, relative)
             self._prices[mode, requests, context] = found
         return found
+
+    def _beyond(self, mode: str, size: int) -> NDArray[np.float64]:
+        """Milliseconds beyond the measured costs by rung; of rungs that were not seen the mean of those that were."""
+        seen = [self._served.get(Kind(mode, size, rung)) for rung in range(len(self.ladder))]
+        rest = mean(found) if (found := [ms for ms in seen if ms is not None]) else 0.0
+        return np.array([rest if ms is None else ms for ms in seen])
 
     def _best(self, step_ms: NDArray[np.float64]) -> int:
         """Which rung above the first gives the most tokens per millisecond, counted from there."""

@@ -203,10 +203,10 @@ def run_verify(
     """Verify the trees ``ids [batch, width]``; returns SGLang's batch result (logits, features)."""
     trees = verify_input(window, ids, positions, mask)
     batch.out_cache_loc = window.slots.reshape(-1)
-    kept = batch.seq_lens_cpu, batch.seq_lens_sum
-    batch.seq_lens_cpu, batch.seq_lens_sum = window.bounds, window.bound
+    kept = batch.seq_lens, batch.seq_lens_cpu, batch.seq_lens_sum
+    batch.seq_lens, batch.seq_lens_cpu, batch.seq_lens_sum = window.lengths, window.bounds, window.bound
     forward_batch, _ = trees.prepare_for_verify(batch, worker.target_worker)
-    batch.seq_lens_cpu, batch.seq_lens_sum = kept
+    batch.seq_lens, batch.seq_lens_cpu, batch.seq_lens_sum = kept
     return worker.target_worker.forward_batch_generation(
         batch=None, forward_batch=forward_batch, is_verify=True, skip_attn_backend_init=True
     )

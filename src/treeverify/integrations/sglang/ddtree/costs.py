@@ -27,7 +27,7 @@ from treeverify.integrations.sglang.ddtree import graphs
 from treeverify.integrations.sglang.names import version
 
 Step = Callable[[graphs.Rehearsal, int], None]
-"""step(batch, width): one step; of width 0: its draft alone."""
+"""step(batch, width): one step; of width 0: its draft alone; of width 1: a run of plain steps."""
 _BATCHES, _CONTEXTS = (1, 4, 16), (1024, 32768)
 _SMALL_CONTEXT = 64
 """Of a CPU, which runs a small model slowly."""
@@ -44,6 +44,8 @@ class Grid:
     rounds: int
     steps: int
     """In a row, for each measurement."""
+    run: int
+    """Plain steps in what is run for width 1."""
 
     @property
     def points(self) -> int:
@@ -51,20 +53,20 @@ class Grid:
         return len(self.batches) * len(self.contexts)
 
 
-def grid_of(ladder: tuple[int, ...], batches: list[int], room: int, cuda: bool) -> Grid:
+def grid_of(ladder: tuple[int, ...], run: int, batches: list[int], room: int, cuda: bool) -> Grid:
     """The grid of a server that has graphs of ``batches``, and ``room`` for the tokens of one request."""
     longest = max(1, room - ladder[-1])
     if not cuda:
-        return Grid(ladder, (1,), (min(_SMALL_CONTEXT, longest),), rounds=1, steps=1)
+        return Grid(ladder, (1,), (min(_SMALL_CONTEXT, longest),), rounds=1, steps=1, run=run)
     most = batches[-1]
-    counts = {batch for batch in _BATCHES if batch < most} | {most}
-    return Grid(ladder, tuple(sorted(counts)), tuple(sorted({min(c, longest) for c in _CONTEXTS})), rounds=10, steps=2)
+    counts = tuple(sorted({batch for batch in _BATCHES if batch < most} | {most}))
+    return Grid(ladder, counts, tuple(sorted({min(c, longest) for c in _CONTEXTS})), rounds=10, steps=2, run=run)
 
 
-def costs_of(worker: Any, ladder: tuple[int, ...], step: Step) -> dict[str, CostTable]:
+def costs_of(worker: Any, ladder: tuple[int, ...], run: int, step: Step) -> dict[str, CostTable]:
     """Tables by verify mode, of every mode that may be served: from rank 0's cache, or measured now by all ranks."""
     cuda = torch.device(worker.device).type == "cuda"
-    grid = grid_of(ladder, graphs.captured_batches(worker), graphs.room(worker), cuda)
+    grid = grid_of(ladder, run, graphs.captured_batches(worker), graphs.room(worker), cuda)
     found = {}
     for mode in modes.current().allowed:
         cache = CostCache(_key(worker, grid, mode))
@@ -120,7 +122,10 @@ def _measure(worker: Any, grid: Grid, mode: VerifyMode, step: Step) -> CostTable
 
 
 def _rounds(grid: Grid, clock: Callable[[Callable[[], None]], float], run: Callable[[int], None]) -> Any:
-    """Least milliseconds [1 + widths]: the draft alone, then a step of each width. The first round warms up."""
+    """Least milliseconds [1 + widths]: the draft alone, then a step of each width. The first round warms up.
+
+    That of width 1 is one of its run.
+    """
     found = np.full(1 + len(grid.widths), np.inf)
     for turn in range(grid.rounds + 1):
         for place, width in enumerate((0, *grid.widths)):
@@ -129,7 +134,7 @@ def _rounds(grid: Grid, clock: Callable[[Callable[[], None]], float], run: Calla
                 for _ in range(grid.steps):
                     run(width)
 
-            taken = clock(several) / grid.steps
+            taken = clock(several) / (grid.steps * (grid.run if width == 1 else 1))
             if turn > 0:
                 found[place] = min(found[place], taken)
     return found

@@ -31,25 +31,6 @@ def front(trees: DraftTrees, width: int) -> DraftTrees:
     )
 
 
-class Roots:
-    """Makes trees of one node, which differ in nothing but the token."""
-
-    def __init__(self, device: torch.device) -> None:
-        """Constants are made when they are first needed, and for larger batches."""
-        self._same = DraftTrees.empty(0, 1, device)
-
-    def __call__(self, tokens: torch.Tensor) -> DraftTrees:
-        """Trees of the roots ``tokens [batch, 1]`` int64, which are not copied."""
-        requests = len(tokens)
-        if requests > len(self._same.tokens):
-            zeros = torch.zeros(requests, 1, dtype=torch.int32, device=tokens.device)
-            self._same = DraftTrees(zeros.long(), zeros - 1, zeros, zeros.float(), zeros[:, 0] + 1)
-        same = self._same
-        return DraftTrees(
-            tokens, same.parents[:requests], same.depths[:requests], same.scores[:requests], same.widths[:requests]
-        )
-
-
 @dataclass(frozen=True)
 class Head:
     """This rank's rows of the target's output head."""

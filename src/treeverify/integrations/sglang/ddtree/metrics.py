@@ -41,11 +41,11 @@ class Metrics:
         self.seconds[stage] += now - begin
         return now
 
-    def step(self, requests: int, width: int) -> None:
-        """Count a step of a batch when it is launched."""
-        self.steps += 1
-        self.request_steps += requests
-        self.nodes += requests * width
+    def step(self, requests: int, width: int, count: int = 1) -> None:
+        """Count ``count`` steps of a batch when they are launched."""
+        self.steps += count
+        self.request_steps += count * requests
+        self.nodes += count * requests * width
 
     def accept(self, drafted: list[int]) -> None:
         """Count accepted draft tokens per request, once SGLang has them on the host."""

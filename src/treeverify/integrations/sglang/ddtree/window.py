@@ -36,6 +36,14 @@ class Window(NamedTuple):
         slots = own if width == own.shape[1] else self.slots[:, :width].contiguous()
         return self._replace(slots=slots, columns=slice(0, width))
 
+    def each(self, lengths: torch.Tensor) -> list[Window]:
+        """Windows of one slot each, one after the other, as ``lengths [count, batch]`` grow."""
+        slots = self.slots[:, : len(lengths)].t().contiguous().unsqueeze(-1)
+        return [
+            self._replace(slots=slots[place], lengths=lengths[place], columns=slice(place, place + 1))
+            for place in range(len(lengths))
+        ]
+
 
 def open_window(worker: Any, batch: Any, out: DraftWindow) -> Window:
     """Find the slots of this step, which ``prepare_for_decode`` reserved, and write the drafter's input, into ``out``.

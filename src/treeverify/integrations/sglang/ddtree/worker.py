@@ -2,6 +2,7 @@
 
 One decode step: block of the drafter, tree, verify call of the target over all nodes, walk, move of the accepted KV
 rows, accepted features into the drafter's KV. Nothing waits for the device, so the scheduler may run a step ahead.
+Where drafting does not pay (``auto``), a step of the scheduler's is a run of plain steps instead.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from treeverify.errors import ConfigError
 from treeverify.integrations.sglang import modes
 from treeverify.integrations.sglang.ddtree import compact, compat, graphs, simulated
 from treeverify.integrations.sglang.ddtree.auto import Auto
-from treeverify.integrations.sglang.ddtree.draft import Head, Roots, TreeDraft, front
+from treeverify.integrations.sglang.ddtree.draft import Head, TreeDraft, front
 from treeverify.integrations.sglang.ddtree.features import Features
 from treeverify.integrations.sglang.ddtree.ladder import ladder_of
 from treeverify.integrations.sglang.ddtree.metrics import Metrics
+from treeverify.integrations.sglang.ddtree.plain import Chains, Roots, run_of
 from treeverify.integrations.sglang.ddtree.randomness import seed_of, uniforms
 from treeverify.integrations.sglang.ddtree.window import Window, open_window
 from treeverify.ops import compiled
@@ -40,7 +42,7 @@ class Steps:
     def __init__(self, worker: Any, block: int, width: int, ladder: tuple[int, ...] | None = None) -> None:
         """``ladder``: widths to choose from, None for ``width`` always."""
         self._worker, self._block, self._width = worker, block, width
-        self.auto = None if ladder is None else Auto(worker, ladder)
+        self.auto = None if ladder is None else Auto(worker, ladder, run_of(block))
         if torch.device(worker.device).type == "cuda":
             compiled.prepare(torch.device(worker.device))  # loading cannot be captured
         self.metrics = Metrics(width, block, self.auto)
@@ -49,7 +51,7 @@ class Steps:
             self.metrics.simulated_acceptance = self._simulated.length
         self._tail: TreeDraft | None = None
         self._features = Features(partial(compat.append_features, worker))
-        self._roots = Roots(torch.device(worker.device))
+        self._roots, self._chains = Roots(torch.device(worker.device)), Chains(run_of(block), block, worker.device)
         self._windows: dict[tuple[int, int], DraftWindow] = {}
         self._mask = torch.empty(0, dtype=torch.bool, device=worker.device)
         self._table: PoolTable | None = None
@@ -77,21 +79,58 @@ class Steps:
         self.metrics.restart_clocks()
 
     def decode(self, batch: Any, on_publish: Callable[[torch.Tensor], None] | None) -> Any:
-        """Run one step for ``batch``; returns SGLang's result of a step."""
+        """Run one step for ``batch``, or a run of plain ones; returns SGLang's result of a step."""
         width = self._width if self.auto is None else self.auto.width(batch)
-        self.metrics.step(len(batch.seq_lens), width)
-        return self._step(batch, on_publish, width, live=True)
+        self.metrics.step(len(batch.seq_lens), width, self._chains.run if width == 1 else 1)
+        return self._plain(batch, on_publish) if width == 1 else self._step(batch, on_publish, width, live=True)
+
+    def verified(self, drafts: list[int]) -> None:
+        """Count and learn from the outcome of a step: accepted draft tokens of each request."""
+        if self.auto is not None and self.auto.verified(drafts):
+            drafts = [0] * (len(drafts) + sum(drafts))
+        self.metrics.accept(drafts)
 
     def _rehearse(self, batch: graphs.Rehearsal, width: int) -> None:
-        """A step that is nobody's; of width 0 its draft alone."""
+        """A step that is nobody's; of width 0 its draft alone, of width 1 a run of plain steps."""
         if width == 0:
             self._draft(self._open(batch, self._block), batch)
+        elif width == 1:
+            self._plain(batch, None)
         else:
             self._step(batch, None, width, live=False)
 
-    def _step(self, batch: Any, on_publish: Callable[[torch.Tensor], None] | None, width: int, live: bool) -> Any:
+    def _plain(self, batch: Any, on_publish: Callable[[torch.Tensor], None] | None) -> Any:
+        """Steps of one node each without a draft, the scheduler's own work done once for all of them.
+
+        To the scheduler they are one step that has accepted a chain.
+        """
         spent, begin = self.metrics.spent, perf_counter()
-        window = self._open(batch, self._block if width > 1 else 1)
+        window, chains = self._open(batch, 1), self._chains
+        lengths, token, bonus, rows = chains.lengths(window.lengths), window.block.ids, [], []
+        begin = spent("draft", begin)
+        for here in window.each(lengths[:-1]):
+            roots = self._roots(token)
+            verified = self._verify(batch, here, roots)
+            begin = spent("verify", begin)
+            accepted = self._accept(batch, here, roots, verified.logits_output.next_token_logits)
+            bonus.append(accepted.bonus)
+            token = accepted.bonus.clamp(min=0).unsqueeze(1)  # -1 is no token: the request ends there
+            rows.append(verified.logits_output.hidden_states.clone())  # the next step overwrites a graph's output
+            begin = spent("accept", begin)
+        if on_publish is not None:
+            on_publish(lengths[-1])
+            begin = perf_counter()
+        tokens = torch.stack(bonus, 1)
+        chain = chains.accepted(tokens)
+        verified.logits_output.hidden_states = torch.stack(rows, 1).flatten(0, 1)
+        self._append(window.front(chains.run), chain, verified.logits_output)  # the KV rows are in their places
+        spent("commit", begin)
+        return self._result(verified, chain, lengths[-1], chains.run)
+
+    def _step(self, batch: Any, on_publish: Callable[[torch.Tensor], None] | None, width: int, live: bool) -> Any:
+        """A draft, its tree, and what follows."""
+        spent, begin = self.metrics.spent, perf_counter()
+        window = self._open(batch, self._block)
         trees = self._trees(batch, window, width, live)
         window, begin = window.front(width), spent("draft", begin)
         verified = self._verify(batch, window, trees)
@@ -104,6 +143,9 @@ class Steps:
             begin = perf_counter()
         self._commit(window, accepted, verified.logits_output)
         spent("commit", begin)
+        return self._result(verified, accepted, lengths, width)
+
+    def _result(self, verified: Any, accepted: Accepted, lengths: torch.Tensor, width: int) -> Any:
         return compat.result(
             logits_output=verified.logits_output,
             next_token_ids=accepted.new_tokens.reshape(-1),
@@ -117,9 +159,7 @@ class Steps:
         )
 
     def _trees(self, batch: Any, window: Window, width: int, live: bool) -> DraftTrees:
-        """The trees to verify: those of the draft, their fronts, or the roots without a draft."""
-        if width == 1:
-            return self._roots(window.block.ids)
+        """The trees to verify: those of the draft, or their fronts."""
         trees = self._draft(window, batch)
         if self.auto is not None and live:
             self.auto.drafted(trees.scores)
@@ -190,8 +230,10 @@ class Steps:
         """Move the accepted rows of the target's KV to the front; write their features into the drafter's KV."""
         if self._table is None:
             self._table = PoolTable.of(compat.kv_buffers(self._worker))
-        if window.slots.shape[1] > 1:  # a root is in its place
-            kv_compact(self._table, window.slots, accepted.path, accepted.lengths)
+        kv_compact(self._table, window.slots, accepted.path, accepted.lengths)
+        self._append(window, accepted, output)
+
+    def _append(self, window: Window, accepted: Accepted, output: Any) -> None:
         self._features(output.hidden_states, accepted, window.slots, window.lengths)
         output.hidden_states = None  # large; the scheduler would copy it to the host
 
@@ -229,13 +271,13 @@ def extend(parent: type, block_of: Callable[[Any], int], add: Callable[[Metrics]
             """Prefill and idle batches as DFLASH; a decode step with a tree."""
             mode = batch.forward_mode
             if mode.is_extend() or batch.is_extend_in_batch or mode.is_idle():
+                if self.steps.auto is not None:
+                    self.steps.auto.interrupt()
                 return super().forward_batch_generation(batch, on_publish, *rest, **options)
             return self.steps.decode(batch, on_publish)
 
         def on_verify_complete_cpu(self, num_correct_drafts_per_req: list[int], *rest: Any, **options: Any) -> None:
             """Count the accepted depths, which SGLang has on the host by now, and learn from them."""
-            self.steps.metrics.accept(num_correct_drafts_per_req)
-            if self.steps.auto is not None:
-                self.steps.auto.verified(num_correct_drafts_per_req)
+            self.steps.verified(num_correct_drafts_per_req)
 
     return DDTreeWorker

@@ -1,0 +1,64 @@
+"""Plain steps, several in a row: what they are made of, and how they look to who expects a tree.
+
+A model that takes a millisecond for a token is decoded as fast as the scheduler prepares steps. Where drafting does not
+pay, ``RUN`` tokens are therefore decoded in one step of the scheduler's. That step is a chain of ``RUN`` nodes of which
+all are accepted: each node's token is what the target gave for the node before.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from treeverify.ops.tree_accept.contract import NO_NODE, Accepted
+from treeverify.ops.tree_build.contract import DraftTrees
+
+RUN = 4
+"""Plain steps in a row. A request that ends in one of them has the rest computed in vain, 1.5 tokens on average."""
+
+
+def run_of(block: int) -> int:
+    """How many plain steps a drafter's block of ``block`` tokens has columns for."""
+    return min(RUN, block)
+
+
+class Roots:
+    """Makes trees of one node, which differ in nothing but the token."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Constants are made when they are first needed, and for larger batches."""
+        self._same = DraftTrees.empty(0, 1, device)
+
+    def __call__(self, tokens: torch.Tensor) -> DraftTrees:
+        """Trees of the roots ``tokens [batch, 1]`` int64, which are not copied."""
+        requests = len(tokens)
+        if requests > len(self._same.tokens):
+            zeros = torch.zeros(requests, 1, dtype=torch.int32, device=tokens.device)
+            self._same = DraftTrees(zeros.long(), zeros - 1, zeros, zeros.float(), zeros[:, 0] + 1)
+        same = self._same
+        return DraftTrees(
+            tokens, same.parents[:requests], same.depths[:requests], same.scores[:requests], same.widths[:requests]
+        )
+
+
+class Chains:
+    """The accepted chains of a run."""
+
+    def __init__(self, run: int, columns: int, device: torch.device | str) -> None:
+        """Chains of ``run`` nodes in paths of ``columns``."""
+        self.run = run
+        self._after = torch.arange(run + 1, device=device).unsqueeze(1)
+        path = torch.full((1, columns), NO_NODE, dtype=torch.int32, device=device)
+        path[0, :run] = torch.arange(run, device=device)
+        self._path, self._lengths = path, torch.full((1,), run, dtype=torch.int32, device=device)
+
+    def lengths(self, lengths: torch.Tensor) -> torch.Tensor:
+        """Committed tokens ``[run + 1, batch]`` int64 before each step and after the last, from those before it."""
+        return lengths + self._after
+
+    def accepted(self, tokens: torch.Tensor) -> Accepted:
+        """The outcome of a run that gave ``tokens [batch, run]`` int64."""
+        requests = len(tokens)
+        if requests > len(self._path):
+            self._path = self._path[:1].repeat(requests, 1)
+            self._lengths = self._lengths[:1].repeat(requests)
+        return Accepted(self._path[:requests], self._lengths[:requests], tokens, tokens[:, -1].contiguous())

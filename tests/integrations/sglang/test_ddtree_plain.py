@@ -1,0 +1,218 @@
+"""Runs of plain steps in the worker, and the clock of served steps; without SGLang."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from treeverify.integrations.sglang.ddtree import compat, plain, worker
+from treeverify.integrations.sglang.ddtree.features import Features
+from treeverify.integrations.sglang.ddtree.metrics import Metrics
+from treeverify.integrations.sglang.ddtree.plain import Chains, Roots, run_of
+from treeverify.integrations.sglang.ddtree.served import FORGOTTEN, KEPT, Clock, Kind, size_of
+from treeverify.ops.feature_gather.contract import Gathered
+
+BLOCK, WIDTH, DIM, VOCAB = 6, 9, 3, 50
+RUN = run_of(BLOCK)
+
+
+def follows(token: int, position: int) -> int:
+    """What a toy target gives after a token."""
+    return (7 * token + 3 * position + 1) % VOCAB
+
+
+class Toy:
+    """Steps of a worker around a toy target, whose outputs share one buffer, as those of a graph do."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.steps = object.__new__(worker.Steps)
+        self.steps._block, self.steps._width, self.steps._windows = BLOCK, WIDTH, {}
+        self.steps.auto, self.steps._simulated = None, None
+        self.steps.metrics = Metrics(WIDTH, BLOCK)
+        self.steps._roots, self.steps._chains = Roots(torch.device("cpu")), Chains(RUN, BLOCK, "cpu")
+        self.steps._mask = torch.empty(0, dtype=torch.bool)
+        self.steps._features = Features(self.append)
+        pool = SimpleNamespace(req_to_token=torch.arange(120, dtype=torch.int32).view(4, 30))
+        self.steps._worker = SimpleNamespace(
+            device="cpu",
+            _mask_token_id=0,
+            _make_next_draft_input_decode=lambda **given: SimpleNamespace(**given),
+            model_runner=SimpleNamespace(req_to_token_pool=pool, attn_backend=None),
+        )
+        self.hidden, self.logits = torch.empty(0), torch.empty(0)
+        self.verified: list[tuple[list[int], ...]] = []
+        self.appended: list[Gathered] = []
+        self.published: list[list[int]] = []
+        self.nothing_at: int | None = None
+        monkeypatch.setattr(compat, "run_verify", self.verify)
+        monkeypatch.setattr(compat, "result", lambda **fields: SimpleNamespace(**fields))
+
+    def verify(self, _: Any, batch: Any, window: Any, ids: Any, positions: Any, mask: torch.Tensor) -> Any:
+        assert mask.view(torch.uint8).sum() >= 0
+        assert positions.tolist() == window.lengths.tolist()
+        assert (window.bounds >= window.lengths + 1).all()
+        assert (window.columns.start, window.columns.stop) == (len(self.verified), len(self.verified) + 1)
+        self.verified.append((ids[:, 0].tolist(), window.lengths.tolist(), window.slots[:, 0].tolist()))
+        if len(self.hidden) != len(ids):
+            self.hidden, self.logits = torch.empty(len(ids), DIM), torch.empty(len(ids), VOCAB)
+        self.logits.zero_()
+        for row, (token, position) in enumerate(zip(ids[:, 0].tolist(), positions.tolist(), strict=True)):
+            self.hidden[row] = float(1000 * position + token)
+            self.logits[row, follows(token, position)] = 1.0
+        output = SimpleNamespace(hidden_states=self.hidden, next_token_logits=self.logits)
+        return SimpleNamespace(logits_output=output, can_run_cuda_graph=True)
+
+    def append(self, rows: Gathered) -> None:
+        self.appended.append(Gathered(*(tensor.clone() for tensor in vars(rows).values())))
+
+    def run(self, lengths: list[int], roots: list[int]) -> Any:
+        batch = SimpleNamespace(
+            req_pool_indices=torch.arange(1, 1 + len(roots)),
+            seq_lens=torch.tensor(lengths),
+            seq_lens_cpu=torch.tensor(lengths),
+            spec_info=SimpleNamespace(bonus_tokens=torch.tensor(roots)),
+            sampling_info=None,
+        )
+        return self.steps._plain(batch, lambda lengths: self.published.append(lengths.tolist()))
+
+
+@pytest.mark.parametrize("requests", [1, 3])
+def test_a_run_is_plain_decoding(monkeypatch: pytest.MonkeyPatch, requests: int) -> None:
+    toy, lengths, roots = Toy(monkeypatch), [5, 8, 2][:requests], [3, 4, 49][:requests]
+    found = toy.run(lengths, roots)
+    wanted, fed = [], []
+    for length, root in zip(lengths, roots, strict=True):
+        text = [root]
+        for place in range(RUN):
+            text.append(follows(text[-1], length + place))
+        wanted.append(text[1:])
+        fed.append(text[:-1])
+    assert found.next_token_ids.view(requests, RUN).tolist() == wanted
+    assert found.accept_lens.tolist() == [RUN] * requests
+    assert found.speculative_num_draft_tokens == RUN
+    assert found.next_draft_input.bonus_tokens.tolist() == [text[-1] for text in wanted]
+    after = [length + RUN for length in lengths]
+    assert found.new_seq_lens.tolist() == found.next_draft_input.new_seq_lens.tolist() == after
+    assert toy.published == [after]
+    assert [ids for ids, _, _ in toy.verified] == [[row[place] for row in fed] for place in range(RUN)]
+    table = toy.steps._worker.model_runner.req_to_token_pool.req_to_token.tolist()
+    own = [[table[1 + row][length + place] for place in range(RUN)] for row, length in enumerate(lengths)]
+    assert [slots for _, _, slots in toy.verified] == [[row[place] for row in own] for place in range(RUN)]
+    (rows,) = toy.appended
+    assert rows.slots[:, :RUN].tolist() == own
+    for row, length in enumerate(lengths):
+        positions = list(range(length, length + RUN))
+        assert rows.positions[row, :RUN].tolist() == positions
+        kept = [float(1000 * p + token) for p, token in zip(positions, fed[row], strict=True)]
+        assert rows.features[row, :RUN, 0].tolist() == kept, "a later step overwrote what an earlier one gave"
+    assert not rows.slots[:, RUN:].any(), "beyond the run is padding"
+    assert found.logits_output.hidden_states is None
+
+
+def test_a_smaller_batch_after_a_larger_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    toy = Toy(monkeypatch)
+    toy.run([5, 8, 2], [3, 4, 49])
+    toy.verified.clear()
+    found = toy.run([6, 3], [1, 2])
+    assert found.accept_lens.tolist() == [RUN] * 2
+    assert found.next_token_ids.tolist()[::RUN] == [follows(1, 6), follows(2, 3)]
+
+
+def test_what_is_no_token_is_not_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sampled step whose logits are NaN ends with -1; SGLang ends the request there."""
+    toy, stock = Toy(monkeypatch), worker.Steps._accept
+
+    def accept(steps: Any, *arguments: Any) -> Any:
+        found = stock(steps, *arguments)
+        if len(toy.verified) == 2:
+            found.bonus[:] = found.new_tokens[:, 0] = -1
+        return found
+
+    monkeypatch.setattr(worker.Steps, "_accept", accept)
+    found = toy.run([5], [3])
+    assert toy.verified[2][0] == [0]
+    assert found.next_token_ids.tolist()[:2] == [follows(3, 5), -1]
+
+
+def test_a_block_shorter_than_a_run_bounds_it() -> None:
+    assert [run_of(block) for block in (2, 3, plain.RUN, 16)] == [2, 3, plain.RUN, plain.RUN]
+
+
+class Learned:
+    """Stands for the choice of widths: every outcome is that of a run, or none is."""
+
+    def __init__(self, run: bool) -> None:
+        self.run = run
+
+    def verified(self, _: list[int]) -> bool:
+        return self.run
+
+    def report(self) -> None: ...
+
+
+@pytest.mark.parametrize(("run", "counts"), [(True, {"1": 8}), (False, {"4": 2})])
+def test_tokens_of_a_run_are_not_counted_as_accepted_drafts(
+    monkeypatch: pytest.MonkeyPatch, run: bool, counts: dict[str, int]
+) -> None:
+    steps = Toy(monkeypatch).steps
+    steps.auto = Learned(run)  # type: ignore[assignment]
+    steps.verified([3, 3])
+    assert steps.metrics.report()["acceptance_lengths"] == counts
+
+
+def kind(rung: int) -> Kind:
+    return Kind("on", 4, rung)
+
+
+def timed(clock: Clock, rungs: str, step_s: float = 0.004, begin: float = 0.0) -> float:
+    """Steps of 4 ms that were measured as 1 ms; returns when the next one begins."""
+    for rung in rungs:
+        clock.begin(kind(int(rung)), 1.0, begin)
+        begin += step_s
+    return begin
+
+
+def test_a_step_counts_if_the_two_before_it_were_alike() -> None:
+    clock = Clock()
+    timed(clock, "111")
+    assert clock.medians() == {}, "the third has not ended"
+    clock = Clock()
+    timed(clock, "1112")
+    assert clock.medians() == pytest.approx({kind(1): 3.0})
+    clock = Clock()
+    timed(clock, "1121122112")
+    assert clock.medians() == {}
+
+
+def test_what_is_interrupted_does_not_count() -> None:
+    clock = Clock()
+    begin = timed(clock, "111")
+    clock.interrupt()
+    timed(clock, "111", begin=begin + 9.0)
+    assert clock.medians() == {}
+
+
+def test_the_median_of_the_latest_steps_counts() -> None:
+    clock = Clock()
+    begin = timed(clock, "0" * 40)
+    begin = timed(clock, "0", step_s=5.0, begin=begin)  # somebody else's second
+    timed(clock, "0" * 3, begin=begin)
+    assert clock.medians() == pytest.approx({kind(0): 3.0})
+    timed(clock, "0" * (KEPT + 3), step_s=0.002, begin=begin)
+    assert clock.medians() == pytest.approx({kind(0): 1.0})
+
+
+def test_a_kind_that_is_not_seen_again_is_forgotten() -> None:
+    clock = Clock()
+    begin = timed(clock, "1111")
+    begin = timed(clock, "0" * (FORGOTTEN - 8), begin=begin)
+    assert set(clock.medians()) == {kind(0), kind(1)}
+    timed(clock, "0" * 16, begin=begin)
+    assert set(clock.medians()) == {kind(0)}
+
+
+def test_sizes_are_powers_of_two() -> None:
+    assert [size_of(requests) for requests in (1, 2, 3, 4, 5, 8, 9, 16, 17)] == [1, 2, 4, 4, 8, 8, 16, 16, 32]
