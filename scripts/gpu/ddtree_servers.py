@@ -21,12 +21,13 @@ SMALL = ["--context-length", "4096", "--max-total-tokens", "70000"]
 
 @dataclass(frozen=True)
 class Choice:
-    """How many prompts, new tokens per text, and texts per prompt of the law; the batches of the speeds."""
+    """How many prompts, new tokens per text, and texts per prompt of the law; batches and sides of the speeds."""
 
     prompts: int
     new: int
     draws: int
     batches: tuple[int, ...] = (1, 4, AT_ONCE)
+    sides: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

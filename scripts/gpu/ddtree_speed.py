@@ -18,6 +18,7 @@ from live_windows import ROUNDS, STEPS, Side, Windows, is_ours, medians, prompts
 
 TREES = ("ddtree9", "ddtree17", "ddtree33", "ddtree65")
 """Budgets of 8, 16, 32 and 64 nodes beside the root."""
+SIDES = ("plain", "dflash-on", *TREES, "dflash-fa3")
 AUTO = "auto65"
 AUTO_FLOOR = 0.97
 """Of the tokens per second of the best of plain decoding, the chain and the trees."""
@@ -39,23 +40,24 @@ def speed(part: Part, choice: Choice) -> None:
     pair = replace(PACKAGED, sizes=("--context-length", "4096", "--max-total-tokens", "70000"))
     text = [token for ids in held() for token in ids]
     prompts = [text[n * PREFIX : (n + 1) * PREFIX] for n in range(AT_ONCE)]
-    _windows(part, pair, prompts, 2900, choice.batches)
+    _windows(part, pair, prompts, 2900, choice)
 
 
 def speed32k(part: Part, choice: Choice) -> None:
     """Random tokens on the random model."""
     sizes = ("--context-length", "40960", "--max-total-tokens", "620000")
     pair = Pair(part.models / "target", part.models / "dflash", sizes)
-    _windows(part, pair, prompts_of(LONG, AT_ONCE, VOCAB), 2048, choice.batches)
+    _windows(part, pair, prompts_of(LONG, AT_ONCE, VOCAB), 2048, choice)
 
 
-def _windows(part: Part, pair: Pair, prompts: list[list[int]], most: int, batches: Sequence[int]) -> None:
+def _windows(part: Part, pair: Pair, prompts: list[list[int]], most: int, choice: Choice) -> None:
     """Every way in turns, at each batch; ratios to plain and to the chain on our kernel; widths by cost to the best.
 
     The server that measures costs at its start comes up when the others are idle.
     """
-    servers = servers_of(part, ["plain", "dflash-on", *TREES, *(["dflash-fa3"] if has_fa3() else [])], pair)
-    if "dflash-fa3" not in servers:
+    wanted, batches = choice.sides or SIDES, choice.batches
+    servers = servers_of(part, [side for side in wanted if side != "dflash-fa3" or has_fa3()], pair)
+    if len(servers) < len(wanted):
         part.failures.append("fa3: its library is not in the bundle")
     rivals = [server for name, server in servers.items() if name == "dflash-fa3"]
     with ExitStack() as stack:
@@ -91,11 +93,13 @@ def _windows(part: Part, pair: Pair, prompts: list[list[int]], most: int, batche
 
 def _table(windows: Windows) -> dict[str, Any]:
     """Medians; tokens per second of each way over plain and the chain, of ``AUTO`` over the best; trees that lose."""
-    over = {base: {way: ratio(windows, base, way) for way in windows if way != base} for base in ("plain", "dflash-on")}
-    lose = [way for way in TREES if any(found[way]["high"] < 1 for found in over.values())]
+    bases = [base for base in ("plain", "dflash-on") if base in windows]
+    over = {base: {way: ratio(windows, base, way) for way in windows if way != base} for base in bases}
+    lose = [way for way in TREES if any(found[way]["high"] < 1 for found in over.values() if way in found)]
     found = {"sides": medians(windows), "tokens_over": over, "trees_that_lose": lose}
     if AUTO in windows:
-        best = max(("plain", "dflash-on", *TREES), key=lambda way: found["sides"][way]["tokens_per_second"])
+        ways = [way for way in windows if way not in (AUTO, "dflash-fa3")]
+        best = max(ways, key=lambda way: found["sides"][way]["tokens_per_second"])
         found["auto_over_best"] = {"best": best, "aim": AUTO_FLOOR} | ratio(windows, best, AUTO)
     return found
 

@@ -12,7 +12,8 @@ teacher-forced lengths as well, which are lower.
 
 Sides, all on the GPU at once, in turns, each point in five windows: plain (Triton), dflash-on (the chain on our
 kernel), dflash-fa3, trees of 8, 16, 32 and 64 nodes beside the root; with ``-winN`` the drafter reads the last N tokens
-of a prefix. Batches of 1, 4 and 16 at 2k and 30k. Run by sglang_live.sh with LIVE=kimi_trees.py; writes
+of a prefix. Batches of 1, 4 and 16 at 2k and 30k. With ``--gap`` the GPU's time between verify and draft as well, at
+batches of 1 and 16 after the last prefix. Run by sglang_live.sh with LIVE=kimi_trees.py; writes
 kimi_trees.json after every point; exit status 1 if something was not measured.
 """
 
@@ -29,7 +30,8 @@ import live_models
 import live_part
 import torch
 from ddtree_servers import AT_ONCE, Pair, flags, servers_of
-from kimi_rank import SPARE, TP, VOCABULARY, geometry, split
+from ddtree_speed import GAP_MS, GAP_STEPS, gaps
+from kimi_rank import TP, VOCABULARY, geometry, split
 from live_part import Part
 from live_server import Server, has_fa3, running
 from live_windows import STEPS, Side, Windows, medians, prompts_of, ratio, rotate, trace
@@ -40,6 +42,8 @@ TREES = {f"ddtree{budget + 1}": budget for budget in (8, 16, 32, 64)}
 DEFAULT = (*BASES, "ddtree17")
 BATCHES = (1, 4, AT_ONCE)
 DRAFT_LAYERS = 6
+SPARE = 4096
+"""Tokens of a context beyond the longest prefix."""
 RESERVE = 40
 """Seconds kept for the profiles, in which no further point begins."""
 REACHED = 0.9
@@ -77,6 +81,11 @@ def without_window(side: str) -> str:
     return re.sub(r"-win\d+$", "", side)
 
 
+def is_tree(name: str) -> bool:
+    """Whether a side verifies trees."""
+    return without_window(name) in TREES
+
+
 def is_side(name: str) -> bool:
     """Whether there is a side of this name; plain decoding has no drafter."""
     base = without_window(name)
@@ -110,6 +119,7 @@ def main() -> int:
     parser.add_argument("--layers", type=int, default=5, help="5 for four sides at once, 7 for three")
     parser.add_argument("--prefixes", default="2048,30000")
     parser.add_argument("--windows", type=int, default=5)
+    parser.add_argument("--gap", action="store_true", help="time between verify and draft of the trees")
     parser.add_argument("--startup", type=float, default=180)
     parser.add_argument("--seconds", type=float, default=290)
     options = parser.parse_args()
@@ -139,12 +149,25 @@ def measure(part: Part, options: argparse.Namespace) -> None:
     with running(part, [server for server in servers.values() if server not in rivals], rivals) as up:
         sides = {name: Side(server) for name, server in servers.items() if server not in rivals or server in up}
         prompts = points(part, sides, prefixes, options.windows)
-        part.keep("ddtree", {name: servers[name].state("ddtree") for name in sides if without_window(name) in TREES})
+        part.keep("ddtree", {name: servers[name].state("ddtree") for name in sides if is_tree(name)})
         part.found["profiles"] = {}
         for name, side in sides.items():
-            events = trace(side, part.folder / f"trace_{name}", prompts, 6, SPARE - 64)
+            events = trace(side, part.folder / f"trace_{name}", prompts[:1], 6, SPARE - 64)
             part.found["profiles"][name] = split(events)
             part.write()
+        if options.gap:
+            part.keep("gaps", {name: between(part, side, prompts) for name, side in sides.items() if is_tree(name)})
+
+
+def between(part: Part, side: Side, prompts: list[list[int]]) -> dict[str, Any]:
+    """Milliseconds from verify to the next draft by batch, with what is aimed at."""
+    found = {}
+    for batch, aim in GAP_MS.items():
+        folder = part.folder / f"gap_{side.server.name}_{batch}"
+        events = trace(side, folder, prompts[:batch], GAP_STEPS, SPARE - 64)
+        found[str(batch)] = gaps(events) | {"aim_ms": aim}
+        print(json.dumps({"side": side.server.name, "batch": batch} | found[str(batch)]), flush=True)
+    return found
 
 
 def start(part: Part, names: list[str], pair: Pair) -> dict[str, Server]:
@@ -157,7 +180,7 @@ def start(part: Part, names: list[str], pair: Pair) -> dict[str, Server]:
 
 
 def points(part: Part, sides: dict[str, Side], prefixes: list[int], rounds: int) -> list[list[int]]:
-    """Windows of all sides at every prefix and batch; returns the last prefix's prompt for a batch of one."""
+    """Windows of all sides at every prefix and batch; returns the last prefix's prompts."""
     found: list[dict[str, Any]] = []
     every = {prefix: prompts_of(prefix, AT_ONCE, VOCABULARY // TP) for prefix in prefixes}
     for prefix in prefixes:
@@ -170,7 +193,7 @@ def points(part: Part, sides: dict[str, Side], prefixes: list[int], rounds: int)
             part.keep("points", found)
             print(json.dumps({k: v for k, v in found[-1].items() if k != "windows"}), flush=True)
             part.failures += short(f"{prefix}, batch {batch}", found[-1]["sides"])
-    return every[prefixes[-1]][:1]
+    return every[prefixes[-1]]
 
 
 def table(windows: Windows, batch: int) -> dict[str, Any]:

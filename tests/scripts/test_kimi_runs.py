@@ -28,7 +28,7 @@ def small(live: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> SimpleNames
 
 
 def test_every_side_accepts_what_is_simulated(small: SimpleNamespace, part: Any) -> None:
-    options = SimpleNamespace(sides=",".join(small.trees.DEFAULT), layers=7, prefixes="64,96", windows=5)
+    options = SimpleNamespace(sides=",".join(small.trees.DEFAULT), layers=7, prefixes="64,96", windows=5, gap=False)
     part.seconds = 120
     assert not small.run(part, lambda part: small.trees.measure(part, options)), part.failures
     found = record(part)["found"]
@@ -51,7 +51,7 @@ def test_every_side_accepts_what_is_simulated(small: SimpleNamespace, part: Any)
 
 
 def test_points_without_time_are_told_and_profiles_are_left(small: SimpleNamespace, part: Any) -> None:
-    options = SimpleNamespace(sides="plain,ddtree17", layers=7, prefixes="64", windows=5)
+    options = SimpleNamespace(sides="plain,ddtree17", layers=7, prefixes="64", windows=5, gap=False)
     part.seconds = small.trees.RESERVE - 1
     small.run(part, lambda part: small.trees.measure(part, options))
     assert part.failures == [f"not reached for want of time: prefix 64, batch {batch}" for batch in (1, 2)]
@@ -105,7 +105,7 @@ def test_plans_name_sides_that_exist(small: SimpleNamespace) -> None:
 
 def test_sides_whose_drafter_has_a_window(small: SimpleNamespace, part: Any) -> None:
     sides = ["plain", "dflash-on-win64", "ddtree17", "ddtree17-win64"]
-    options = SimpleNamespace(sides=",".join(sides), layers=7, prefixes="96", windows=5)
+    options = SimpleNamespace(sides=",".join(sides), layers=7, prefixes="96", windows=5, gap=False)
     part.seconds = 120
     assert not small.run(part, lambda part: small.trees.measure(part, options)), part.failures
     found = record(part)["found"]
@@ -127,7 +127,7 @@ def test_names_of_sides(small: SimpleNamespace) -> None:
 
 
 def test_two_ranks(small: SimpleNamespace, part: Any) -> None:
-    options = SimpleNamespace(tp=2, layers=7, algorithms="ngram,ddtree17", prefixes="64,96", windows=5)
+    options = SimpleNamespace(tp=2, layers=7, algorithms="ngram,ddtree17", prefixes="64,96", windows=5, gap=False)
     assert not small.run(part, lambda part: small.ranks.measure(part, options)), part.failures
     found = record(part)["found"]
     for algorithm in small.ranks.ALGORITHMS:

@@ -223,7 +223,7 @@ def test_what_steps_take_in_service_corrects_their_costs() -> None:
     chooser = choice.Choice({"off": table((1.0, 2.0, 3.0)), "on": table((1.0, 2.0, 3.0))}, RUN)
 
     def costs(requests: int, mode: str) -> list[float]:
-        return chooser._prices_of(requests, 10, mode).step_ms.tolist()
+        return chooser._prices_of((mode, requests, 10)).step_ms.tolist()
 
     before = [1.0, 3.0, 4.0]
     assert costs(4, "on") == before
@@ -231,7 +231,7 @@ def test_what_steps_take_in_service_corrects_their_costs() -> None:
     assert costs(4, "on") == [1.0 + 2.0 / RUN, 3.0 + 3.0, 4.0 + 4.0]
     assert costs(3, "on") == costs(4, "on")
     assert costs(4, "off") == costs(2, "on") == costs(5, "on") == before
-    assert chooser._prices_of(4, 10, "on").relative == (1.0, 6.0 / 1.5, 8.0 / 1.5)
+    assert chooser._prices_of(("on", 4, 10)).relative == (1.0, 6.0 / 1.5, 8.0 / 1.5)
     assert chooser.report()["served_ms"] == [
         {"mode": "on", "requests": 4, "width": 1, "beyond_measured": 2.0},
         {"mode": "on", "requests": 4, "width": 5, "beyond_measured": 4.0},
@@ -329,6 +329,7 @@ def made(monkeypatch: pytest.MonkeyPatch, worker: Any) -> auto.Auto:
 def test_a_step_learns_from_its_own_draft(monkeypatch: pytest.MonkeyPatch, worker: Any) -> None:
     """Two steps under way, whose drafts and outcomes must not be mixed up."""
     found, seen = made(monkeypatch, worker), []
+    monkeypatch.setattr(auto, "LOOK", 1)
     monkeypatch.setattr(found._choice, "observe", lambda *given: seen.append(given))
     first, second = (torch.full((2, 5), value) for value in (-1.0, -2.0))
     found.width(batch(2))
@@ -337,6 +338,7 @@ def test_a_step_learns_from_its_own_draft(monkeypatch: pytest.MonkeyPatch, worke
     found.drafted(second)
     first.fill_(0.0)  # a graph's buffer: the next draft overwrites it
     found.verified([1, 0])
+    monkeypatch.setattr(found._choice, "_pauses", {2: SimpleNamespace(drafts=lambda: False, gain=1.0, begun=0)})
     found.width(batch(2))  # without a draft
     found.verified([0, 0])
     found.verified([0, 0])
@@ -344,6 +346,20 @@ def test_a_step_learns_from_its_own_draft(monkeypatch: pytest.MonkeyPatch, worke
     for (_, _, probabilities), value in zip(seen, (-1.0, -2.0), strict=True):
         np.testing.assert_allclose(probabilities, np.full(5, 2 * np.exp(value)), rtol=1e-6)
     assert found.report()["unmatched"] == 0  # type: ignore[index]
+
+
+def test_scores_are_looked_at_now_and_then_and_what_was_accepted_always(
+    monkeypatch: pytest.MonkeyPatch, worker: Any
+) -> None:
+    found, looked = made(monkeypatch, worker), []
+    stock = found._choice.observe  # type: ignore[union-attr]
+    monkeypatch.setattr(found._choice, "observe", lambda *given: (looked.append(given[2] is not None), stock(*given)))
+    for _ in range(10):
+        found.width(batch(2))
+        found.drafted(torch.full((2, 5), -1.0))
+        found.verified([0, 0])
+    assert looked == [step % auto.LOOK == 0 for step in range(10)]
+    assert found.report()["gain"] < 1.5  # type: ignore[index, operator]
 
 
 def test_the_ranks_exchange_what_steps_took(monkeypatch: pytest.MonkeyPatch, worker: Any) -> None:

@@ -51,7 +51,8 @@ class Toy:
         monkeypatch.setattr(compat, "result", lambda **fields: SimpleNamespace(**fields))
 
     def verify(self, _: Any, batch: Any, window: Any, ids: Any, positions: Any, mask: torch.Tensor) -> Any:
-        assert mask.view(torch.uint8).sum() >= 0
+        assert mask.view(torch.uint8).all()
+        assert len(mask) >= len(ids) * (1 + int(positions.max()))
         assert positions.tolist() == window.lengths.tolist()
         assert (window.bounds >= window.lengths + 1).all()
         assert (window.columns.start, window.columns.stop) == (len(self.verified), len(self.verified) + 1)
@@ -68,13 +69,16 @@ class Toy:
     def append(self, rows: Gathered) -> None:
         self.appended.append(Gathered(*(tensor.clone() for tensor in vars(rows).values())))
 
-    def run(self, lengths: list[int], roots: list[int]) -> Any:
+    def run(self, lengths: list[int], roots: list[int], sampling: Any = None) -> Any:
         batch = SimpleNamespace(
             req_pool_indices=torch.arange(1, 1 + len(roots)),
             seq_lens=torch.tensor(lengths),
             seq_lens_cpu=torch.tensor(lengths),
             spec_info=SimpleNamespace(bonus_tokens=torch.tensor(roots)),
-            sampling_info=None,
+            sampling_info=sampling,
+            reqs=[
+                SimpleNamespace(rid=str(n), sampling_params=SimpleNamespace(sampling_seed=n)) for n in range(len(roots))
+            ],
         )
         return self.steps._plain(batch, lambda lengths: self.published.append(lengths.tolist()))
 
@@ -123,18 +127,43 @@ def test_a_smaller_batch_after_a_larger_one(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_what_is_no_token_is_not_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sampled step whose logits are NaN ends with -1; SGLang ends the request there."""
-    toy, stock = Toy(monkeypatch), worker.Steps._accept
+    toy, stock = Toy(monkeypatch), worker.Steps._next
 
-    def accept(steps: Any, *arguments: Any) -> Any:
+    def following(steps: Any, *arguments: Any) -> Any:
         found = stock(steps, *arguments)
-        if len(toy.verified) == 2:
-            found.bonus[:] = found.new_tokens[:, 0] = -1
-        return found
+        return found - found - 1 if len(toy.verified) == 2 else found
 
-    monkeypatch.setattr(worker.Steps, "_accept", accept)
+    monkeypatch.setattr(worker.Steps, "_next", following)
     found = toy.run([5], [3])
     assert toy.verified[2][0] == [0]
     assert found.next_token_ids.tolist()[:2] == [follows(3, 5), -1]
+
+
+def test_a_run_draws_where_requests_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each step at its own place of the numbers: as steps one at a time would, whatever the batch."""
+    toy, sure = Toy(monkeypatch), 1e4
+    toy.steps._seeds = None
+    sampling = SimpleNamespace(
+        is_all_greedy=False,
+        temperatures=torch.ones(2, 1),
+        top_ks=torch.tensor([1, 1 << 30]),
+        top_ps=torch.ones(2),
+        min_ps=torch.zeros(2),
+    )
+    asked, stock = [], worker.uniforms
+    monkeypatch.setattr(worker, "uniforms", lambda *given: (asked.append(given[1].tolist()), stock(*given))[1])
+    verify = toy.verify
+
+    def sharper(*arguments: Any) -> Any:
+        found = verify(*arguments)
+        found.logits_output.next_token_logits.mul_(sure)
+        return found
+
+    monkeypatch.setattr(compat, "run_verify", sharper)
+    found = toy.run([5, 8], [3, 4], sampling)
+    assert asked == [[5 + place, 8 + place] for place in range(RUN)]
+    greedy = Toy(monkeypatch).run([5, 8], [3, 4])
+    assert found.next_token_ids.tolist() == greedy.next_token_ids.tolist()
 
 
 def test_a_block_shorter_than_a_run_bounds_it() -> None:

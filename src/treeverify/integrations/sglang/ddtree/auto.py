@@ -27,6 +27,8 @@ from treeverify.integrations.sglang.ddtree.served import Clock
 
 EVERY = 32
 """Steps between corrections of the costs."""
+LOOK = 4
+"""Steps between drafts whose scores are looked at; the accepted lengths of all are."""
 _AHEAD = 2
 """Steps whose outcome is not known yet: overlap scheduling launches one before it looks at the last one's."""
 
@@ -38,7 +40,7 @@ class Auto:
         """``ladder``: rising widths from 1 to that of the draft. ``run``: plain steps in a row."""
         self.ladder, self.run = ladder, run
         self._worker = worker
-        self._clock, self._steps = Clock(), 0
+        self._clock, self._steps, self._looked = Clock(), 0, -LOOK
         self._graphs: dict[int, Any] = {}
         self._choice: Choice | None = None
         self._launched: deque[tuple[Plan, _Scores | None]] = deque(maxlen=_AHEAD)
@@ -71,7 +73,13 @@ class Auto:
         graphs.use(self._worker, self._graphs, width)
 
     def drafted(self, scores: torch.Tensor) -> None:
-        """Send what the step just planned has drafted to the host: ``scores`` float32 [batch, width of the draft]."""
+        """Send what the step just planned has drafted to the host: ``scores`` float32 [batch, width of the draft].
+
+        Not of every step: it takes the host longer than all else that the choice does.
+        """
+        if self._steps - self._looked < LOOK:
+            return
+        self._looked = self._steps
         plan, _ = self._launched.pop()
         held = self._free[0]
         self._free.rotate(-1)
@@ -88,9 +96,9 @@ class Auto:
             self._unmatched += 1  # the outcome of another step: nothing is learned until they match again
             self._launched.clear()
             return False
-        if scores is not None:
+        if plan.width > 1:
             assert self._choice is not None
-            self._choice.observe(plan, drafts, scores.sums())
+            self._choice.observe(plan, drafts, None if scores is None else scores.sums())
         return plan.width == 1
 
     def report(self) -> dict[str, object] | None:

@@ -24,6 +24,10 @@ LEAST_SHARE = 0.25
 """Of its measured cost that a corrected one keeps at least."""
 
 
+_At = tuple[str, int, int]
+"""Mode, requests, context."""
+
+
 class _Prices(NamedTuple):
     """What steps of some mode, batch and context cost."""
 
@@ -59,7 +63,9 @@ class Choice:
         self.widths: Counter[int] = Counter()
         """Steps by width."""
         self._costs, self._run = costs, run
-        self._prices: dict[tuple[str, int, int], _Prices] = {}
+        self._prices: dict[_At, _Prices] = {}
+        self._best: dict[_At, int] = {}
+        """The drafted rung with the most expected tokens per millisecond, until the expectation changes."""
         self._served: Mapping[Kind, float] = {}
         self._places = np.array(self.ladder) - 1
         self._calibration = Calibration()
@@ -69,10 +75,12 @@ class Choice:
 
     def plan(self, requests: int, context: int, mode: str) -> Plan:
         """The next step, of ``requests`` with ``context`` committed tokens on average."""
-        prices, rung = self._prices_of(requests, context, mode), 0
+        rest = max(0, context.bit_length() - 5)  # contexts are rounded down to five binary digits, by at most a 16th
+        at, rung = (mode, requests, context >> rest << rest), 0
+        prices = self._prices_of(at)
         self._size = size_of(requests)
         if self._pauses[self._size].drafts():
-            rung = 1 if self._mass is None else 1 + self._best(prices.step_ms)
+            rung = 1 if self._mass is None else self._best_of(at, prices.step_ms, self._mass)
         cost = prices.relative[rung]
         promising = self._mass is None or 1 + self._calibration.factor * self._mass[rung] >= cost
         self.widths[self.ladder[rung]] += 1 if rung else self._run
@@ -83,20 +91,25 @@ class Choice:
         """Take what steps were seen to take beyond the measured costs, in milliseconds by kind."""
         self._served = served
         self._prices.clear()
+        self._best.clear()
 
-    def observe(self, plan: Plan, drafts: Sequence[int], probabilities: NDArray[np.float64]) -> None:
+    def observe(self, plan: Plan, drafts: Sequence[int], probabilities: NDArray[np.float64] | None) -> None:
         """The outcome of a step that drafted.
 
         ``drafts``: accepted draft tokens of each request. ``probabilities`` float64 [width of the draft]: path
-        probabilities of the drafted nodes in their order, the root first, summed over the requests.
+        probabilities of the drafted nodes in their order, the root first, summed over the requests; None of a step
+        that was not looked at.
         """
+        accepted = sum(drafts) / plan.requests
+        self._pauses[plan.kind.size].observe(1 + accepted, plan.cost, plan.promising)
+        if probabilities is None:
+            return
         below = np.concatenate(([0.0], probabilities[1:].cumsum() / plan.requests))
         mass = below[self._places]
         self._mass = mass if self._mass is None else RECENT * self._mass + (1 - RECENT) * mass
-        accepted = sum(drafts) / plan.requests
         if mass[plan.kind.rung] > 0:
             self._calibration.observe(accepted, float(mass[plan.kind.rung]))
-        self._pauses[plan.kind.size].observe(1 + accepted, plan.cost, plan.promising)
+        self._best.clear()
 
     def report(self) -> dict[str, object]:
         """The choices so far as plain values."""
@@ -112,20 +125,18 @@ class Choice:
             ],
         }
 
-    def _prices_of(self, requests: int, context: int, mode: str) -> _Prices:
-        """Costs at ``context`` rounded down to five binary digits, by at most a 16th; each is interpolated once."""
-        rest = max(0, context.bit_length() - 5)
-        context = context >> rest << rest
-        found = self._prices.get((mode, requests, context))
+    def _prices_of(self, at: _At) -> _Prices:
+        """Costs of all rungs, interpolated and corrected once."""
+        found = self._prices.get(at)
         if found is None:
+            mode, requests, context = at
             table = self._costs[mode]
             measured = table.step_ms(requests, context)
             measured[0] = self._run * table.plain_ms(requests, context)
             step_ms = np.maximum(measured + self._beyond(mode, size_of(requests)), LEAST_SHARE * measured)
             step_ms[0] /= self._run
             relative = (1.0, *(float(ms) for ms in step_ms[1:] / step_ms[0]))
-            found = _Prices(tuple(measured.tolist()), step_ms, relative)
-            self._prices[mode, requests, context] = found
+            found = self._prices[at] = _Prices(tuple(measured.tolist()), step_ms, relative)
         return found
 
     def _beyond(self, mode: str, size: int) -> NDArray[np.float64]:
@@ -134,7 +145,9 @@ class Choice:
         rest = mean(found) if (found := [ms for ms in seen if ms is not None]) else 0.0
         return np.array([rest if ms is None else ms for ms in seen])
 
-    def _best(self, step_ms: NDArray[np.float64]) -> int:
-        """Which rung above the first gives the most tokens per millisecond, counted from there."""
-        assert self._mass is not None
-        return int(np.argmax(rates(self._mass, step_ms, self._calibration.factor)[1:]))
+    def _best_of(self, at: _At, step_ms: NDArray[np.float64], mass: NDArray[np.float64]) -> int:
+        """Which rung above the first gives the most tokens per millisecond."""
+        found = self._best.get(at)
+        if found is None:
+            found = self._best[at] = 1 + int(np.argmax(rates(mass, step_ms, self._calibration.factor)[1:]))
+        return found

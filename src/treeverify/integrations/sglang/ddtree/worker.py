@@ -106,22 +106,20 @@ class Steps:
         """
         spent, begin = self.metrics.spent, perf_counter()
         window, chains = self._open(batch, 1), self._chains
-        lengths, token, bonus, rows = chains.lengths(window.lengths), window.block.ids, [], []
+        lengths, tokens, given, rows = chains.lengths(window.lengths), window.block.ids[:, 0], [], []
+        mask = self._mask_of(window, 1).fill_(1)  # cells of prefixes are not read, and a root sees itself
         begin = spent("draft", begin)
         for here in window.each(lengths[:-1]):
-            roots = self._roots(token)
-            verified = self._verify(batch, here, roots)
+            verified = self._run(batch, here, tokens.unsqueeze(1), here.lengths, mask)
             begin = spent("verify", begin)
-            accepted = self._accept(batch, here, roots, verified.logits_output.next_token_logits)
-            bonus.append(accepted.bonus)
-            token = accepted.bonus.clamp(min=0).unsqueeze(1)  # -1 is no token: the request ends there
+            given.append(self._next(batch, here, tokens, verified.logits_output.next_token_logits))
+            tokens = given[-1].clamp(min=0)  # -1 is no token: the request ends there
             rows.append(verified.logits_output.hidden_states.clone())  # the next step overwrites a graph's output
             begin = spent("accept", begin)
         if on_publish is not None:
             on_publish(lengths[-1])
             begin = perf_counter()
-        tokens = torch.stack(bonus, 1)
-        chain = chains.accepted(tokens)
+        chain = chains.accepted(torch.stack(given, 1))
         verified.logits_output.hidden_states = torch.stack(rows, 1).flatten(0, 1)
         self._append(window.front(chains.run), chain, verified.logits_output)  # the KV rows are in their places
         spent("commit", begin)
@@ -186,16 +184,24 @@ class Steps:
         return tail.trees(requests)
 
     def _verify(self, batch: Any, window: Window, trees: DraftTrees) -> Any:
-        requests, width = trees.tokens.shape
-        if self.auto is not None:
-            self.auto.use(width)
-        cells = width * (window.bound + requests * width)
-        mask = compat.mask_buffer(self._worker, requests)
-        mask = self._own_mask(cells) if mask is None else mask[:cells]  # SGLang copies what it is given
+        mask = self._mask_of(window, trees.tokens.shape[1])
         positions = torch.empty(trees.tokens.numel(), dtype=torch.int64, device=mask.device)
         tree_mask(trees.parents, window.lengths, out=TreeMasks(positions=positions, full_mask=mask))
+        return self._run(batch, window, trees.tokens, positions, mask)
+
+    def _run(self, batch: Any, window: Window, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor) -> Any:
+        """Verify ``ids [batch, width]`` in the window's slots."""
+        if self.auto is not None:
+            self.auto.use(ids.shape[1])
         run = graphs.rehearse_verify if isinstance(batch, graphs.Rehearsal) else compat.run_verify
-        return run(self._worker, batch, window, trees.tokens, positions, mask)
+        return run(self._worker, batch, window, ids, positions, mask)
+
+    def _mask_of(self, window: Window, width: int) -> torch.Tensor:
+        """Where the masks of trees of ``width`` go; flat, and at least as long as they are."""
+        requests = len(window.lengths)
+        cells = width * (window.bound + requests * width)
+        mask = compat.mask_buffer(self._worker, requests)
+        return self._own_mask(cells) if mask is None else mask[:cells]  # SGLang copies what it is given
 
     def _own_mask(self, cells: int) -> torch.Tensor:
         """A mask for a batch that no captured graph serves; prefix cells are never read."""
@@ -203,11 +209,17 @@ class Steps:
             self._mask = torch.zeros(2 * cells, dtype=torch.bool, device=self._mask.device)
         return self._mask
 
+    def _next(self, batch: Any, window: Window, roots: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        """What follows the roots ``[batch]``, drawn where requests sample: int64 ``[batch]``, -1 for none."""
+        if _greedy(batch):
+            return logits.argmax(-1)
+        return self._accept(batch, window, self._roots(roots.unsqueeze(1)), logits).bonus
+
     def _accept(self, batch: Any, window: Window, trees: DraftTrees, logits: torch.Tensor) -> Accepted:
         depth, sampling = self._block - 1, batch.sampling_info  # of narrower trees too: graphs fix the columns of paths
         if self._simulated is not None:
             return self._simulated.accept(trees, logits.argmax(-1).view_as(trees.tokens), depth)
-        if sampling is None or sampling.is_all_greedy:
+        if _greedy(batch):
             samples = logits.argmax(-1).view_as(trees.tokens)
             return tree_accept(trees.tokens, trees.parents, samples, depth=depth)
         law = LawTensors(
@@ -236,6 +248,11 @@ class Steps:
     def _append(self, window: Window, accepted: Accepted, output: Any) -> None:
         self._features(output.hidden_states, accepted, window.slots, window.lengths)
         output.hidden_states = None  # large; the scheduler would copy it to the host
+
+
+def _greedy(batch: Any) -> bool:
+    """Whether no request of the batch samples."""
+    return batch.sampling_info is None or bool(batch.sampling_info.is_all_greedy)
 
 
 def extend(parent: type, block_of: Callable[[Any], int], add: Callable[[Metrics], None]) -> type:
