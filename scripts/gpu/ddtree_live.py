@@ -41,6 +41,7 @@ PARTS = {
     "speed32k": ddtree_speed.speed32k,
     "tp2": ddtree_parts.tp2,
 }
+SIDES = ("plain", "dflash-on", *ddtree_speed.TREES, "dflash-fa3")
 
 
 def main() -> int:
@@ -55,14 +56,14 @@ def main() -> int:
     parser.add_argument("--startup", type=float, default=130, help="seconds for the servers of a part to come up")
     parser.add_argument("--seconds", type=float, default=600, help="for each part; the speeds fill them")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, AT_ONCE], help="of the speeds")
-    parser.add_argument("--sides", default=",".join(ddtree_speed.SIDES), help="of the speeds, beside widths by cost")
+    parser.add_argument("--sides", default=",".join(SIDES), help="of the speeds, beside widths by cost")
     options = parser.parse_args()
     parts = options.parts.split(",")
     if unknown := [name for name in parts if name not in PARTS]:
         parser.error(f"expected parts {', '.join(PARTS)}; got {', '.join(unknown)}")
     sides = tuple(options.sides.split(","))
-    if unknown := [side for side in sides if side not in ddtree_speed.SIDES]:
-        parser.error(f"expected sides {', '.join(ddtree_speed.SIDES)}; got {', '.join(unknown)}")
+    if unknown := [side for side in sides if side not in SIDES]:
+        parser.error(f"expected sides {', '.join(SIDES)}; got {', '.join(unknown)}")
     choice = Choice(options.prompts, options.new, options.draws, tuple(options.batches), sides)
     failed = False
     with tempfile.TemporaryDirectory() as stage:

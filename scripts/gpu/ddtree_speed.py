@@ -18,7 +18,6 @@ from live_windows import ROUNDS, STEPS, Side, Windows, is_ours, medians, prompts
 
 TREES = ("ddtree9", "ddtree17", "ddtree33", "ddtree65")
 """Budgets of 8, 16, 32 and 64 nodes beside the root."""
-SIDES = ("plain", "dflash-on", *TREES, "dflash-fa3")
 AUTO = "auto65"
 AUTO_FLOOR = 0.97
 """Of the tokens per second of the best of plain decoding, the chain and the trees."""
@@ -55,7 +54,7 @@ def _windows(part: Part, pair: Pair, prompts: list[list[int]], most: int, choice
 
     The server that measures costs at its start comes up when the others are idle.
     """
-    wanted, batches = choice.sides or SIDES, choice.batches
+    wanted, batches = choice.sides or ("plain", "dflash-on", *TREES, "dflash-fa3"), choice.batches
     servers = servers_of(part, [side for side in wanted if side != "dflash-fa3" or has_fa3()], pair)
     if len(servers) < len(wanted):
         part.failures.append("fa3: its library is not in the bundle")
