@@ -13,11 +13,13 @@ from pathlib import Path
 from ddtree_parts import against
 from ddtree_servers import AT_ONCE, Choice, held, servers_of, starts
 from live_part import Part
-from live_server import plant, running
+from live_server import Server, plant, running
 
 STEPS = 150
 """Timed, and after them profiled; ``SKIPPED`` come first."""
 SKIPPED = 20
+TURNS, DRAWN = 12, 16
+"""Batches of texts that are drawn, and their tokens."""
 PROFILE = '''
 import cProfile
 import json
@@ -105,3 +107,25 @@ def host(part: Part, choice: Choice) -> None:
                 print(json.dumps({"side": name, "batch": batch, "median_ms": found["median_ms"]}), flush=True)
         part.keep("texts", against(part, servers, starts(min(choice.prompts, 32)), choice.new, AT_ONCE))
         part.keep("ddtree", {name: servers[name].state("ddtree") for name in SIDES if name != "plain"})
+        part.keep("drawn", drawn(part, servers["ddtree65"], servers["auto65"]))
+
+
+def drawn(part: Part, tree: Server, runs: Server) -> dict[str, int]:
+    """Texts at temperature 1 with seeds, which a tree and plain steps draw with the same numbers at each position.
+
+    The first token is drawn by SGLang's sampler, without a seed: texts are compared where it is the same. The logits of
+    the two differ by rounding, and a draw with them where its number is that close to a boundary.
+    """
+    sampling = [{"temperature": 1.0, "sampling_seed": seed} for seed in range(AT_ONCE)]
+    alike = same = 0
+    for turn in range(TURNS):
+        prompts = [ids[: 32 + turn] for ids in held()[:AT_ONCE]]
+        texts = [
+            [one["output_ids"] for one in server.generate(prompts, DRAWN, sampling=sampling)] for server in (tree, runs)
+        ]
+        for one, other in zip(*texts, strict=True):
+            alike += one[0] == other[0]
+            same += one == other
+    if alike < TURNS or same < alike / 2:
+        part.failures.append(f"drawn: {same} texts of {alike} with the same first token agree, expected half of them")
+    return {"texts": TURNS * AT_ONCE, "same_first_token": alike, "same_text": same}

@@ -39,7 +39,7 @@ def speed(part: Part, choice: Choice) -> None:
     pair = replace(PACKAGED, sizes=("--context-length", "4096", "--max-total-tokens", "70000"))
     text = [token for ids in held() for token in ids]
     prompts = [text[n * PREFIX : (n + 1) * PREFIX] for n in range(AT_ONCE)]
-    _windows(part, pair, prompts, 2900, choice)
+    _windows(part, pair, prompts, 2900, choice, same=True)
 
 
 def speed32k(part: Part, choice: Choice) -> None:
@@ -49,7 +49,7 @@ def speed32k(part: Part, choice: Choice) -> None:
     _windows(part, pair, prompts_of(LONG, AT_ONCE, VOCAB), 2048, choice)
 
 
-def _windows(part: Part, pair: Pair, prompts: list[list[int]], most: int, choice: Choice) -> None:
+def _windows(part: Part, pair: Pair, prompts: list[list[int]], most: int, choice: Choice, same: bool = False) -> None:
     """Every way in turns, at each batch; ratios to plain and to the chain on our kernel; widths by cost to the best.
 
     The server that measures costs at its start comes up when the others are idle.
@@ -76,7 +76,7 @@ def _windows(part: Part, pair: Pair, prompts: list[list[int]], most: int, choice
             if budget < ROUNDS * len(sides) * LEAST:
                 part.failures.append(f"not reached for want of time: batches {batches[number:]}")
                 break
-            windows = rotate(sides, prompts[:batch], seconds_of(budget * 0.85, len(sides)), most)
+            windows = rotate(sides, prompts[:batch], seconds_of(budget * 0.85, len(sides)), most, same=same)
             points.append({"prefix": len(prompts[0]), "batch": batch} | _table(windows) | {"windows": windows})
             part.keep("points", points)
             trees = (name for name in sides if name in (*TREES, AUTO))

@@ -81,8 +81,14 @@ def seconds_of(budget: float, sides: int) -> float:
     return min(LONGEST, max(SHORTEST, budget / (ROUNDS * sides) - 0.2))
 
 
-def rotate(sides: dict[str, Side], prompts: list[list[int]], seconds: float, most: int, rounds: int = 0) -> Windows:
-    """Windows of every side in turns, ``ROUNDS`` if not told; every other round in the opposite order."""
+def rotate(
+    sides: dict[str, Side], prompts: list[list[int]], seconds: float, most: int, rounds: int = 0, same: bool = False
+) -> Windows:
+    """Windows of every side in turns, ``ROUNDS`` if not told; every other round in the opposite order.
+
+    ``same``: all windows are as many tokens, those of the slowest side: every side then writes the same text each time,
+    and what differs from window to window is not the text.
+    """
     tokens = {}
     for name, side in sides.items():
         side.ready()
@@ -90,12 +96,15 @@ def rotate(sides: dict[str, Side], prompts: list[list[int]], seconds: float, mos
         tokens[name] = min(most, 64)
         for _ in range(2):
             tokens[name] = length(window(side, prompts, tokens[name]), seconds, most)
+    if same:
+        tokens = dict.fromkeys(sides, min(tokens.values()))
     found: Windows = {name: [] for name in sides}
     for turn in range(rounds or ROUNDS):
         for name in list(sides) if turn % 2 else reversed(list(sides)):
             sides[name].ready()
             found[name].append(window(sides[name], prompts, tokens[name]))
-            tokens[name] = length(found[name][-1], seconds, most)
+            if not same:
+                tokens[name] = length(found[name][-1], seconds, most)
     return found
 
 
