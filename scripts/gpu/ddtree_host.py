@@ -11,15 +11,13 @@ import os
 from pathlib import Path
 
 from ddtree_parts import against
-from ddtree_servers import AT_ONCE, Choice, held, servers_of, starts
+from ddtree_servers import AT_ONCE, Choice, held, plain_runs, servers_of, starts
 from live_part import Part
-from live_server import Server, plant, running
+from live_server import plant, running
 
 STEPS = 150
 """Timed, and after them profiled; ``SKIPPED`` come first."""
 SKIPPED = 20
-TURNS, DRAWN = 12, 16
-"""Batches of texts that are drawn, and their tokens."""
 PROFILE = '''
 import cProfile
 import json
@@ -40,7 +38,7 @@ def rows(profile):
     for (file, line, name), (_, calls, own, whole, _) in pstats.Stats(profile).stats.items():
         where = f"{{'/'.join(Path(file).parts[-2:])}}:{{line}} {{name}}"
         found.append([where, *(round(value / steps, 4) for value in (calls, 1e3 * own, 1e3 * whole))])
-    return sorted(found, key=lambda row: -row[3])[:160]
+    return sorted(found, key=lambda row: -row[3])[:60]
 
 
 def timed(stock):
@@ -70,33 +68,24 @@ def timed(stock):
     return run_batch
 
 
-def forced(stock, width):
-    def plan(self, *arguments):
-        found = stock(self, *arguments)
-        return found._replace(width=width, kind=found.kind._replace(rung=self.ladder.index(width)))
-
-    return plan
-
-
 def activate():
     Scheduler.run_batch = timed(Scheduler.run_batch)
-    if "FORCED_WIDTH" in os.environ:
-        from treeverify.integrations.sglang.ddtree.choice import Choice
-
-        Choice.plan = forced(Choice.plan, int(os.environ["FORCED_WIDTH"]))
 '''
-SIDES = {"plain": {}, "ddtree65": {}, "auto65": {"KDTREE_LADDER": "1,65", "FORCED_WIDTH": "1"}}
-"""Plain decoding, a tree, and widths by cost held to plain steps."""
+SIDES = ("plain", "ddtree65", "auto65")
+"""Plain decoding, a tree, and widths by cost, whose server is held to its runs of plain steps."""
 
 
 def host(part: Part, choice: Choice) -> None:
     """Milliseconds of the scheduler's steps at batches of 1 and 16, and their functions; the texts are plain's."""
     servers = {}
-    for number, (name, settings) in enumerate(SIDES.items()):
+    for number, name in enumerate(SIDES):
         folder = part.folder / name
         plugin = plant(folder, "host_profile", PROFILE.format(folder=str(folder), skipped=SKIPPED, steps=STEPS))
         path = f"{plugin}:{os.environ.get('PYTHONPATH', '')}"
-        servers |= servers_of(part, [name], slot=number, PYTHONPATH=path, **settings)
+        if name == "auto65":
+            servers |= plain_runs(part, 65, number, path)
+        else:
+            servers |= servers_of(part, [name], slot=number, PYTHONPATH=path)
     with running(part, list(servers.values())):
         for name, server in servers.items():
             for batch in (1, AT_ONCE):
@@ -107,25 +96,3 @@ def host(part: Part, choice: Choice) -> None:
                 print(json.dumps({"side": name, "batch": batch, "median_ms": found["median_ms"]}), flush=True)
         part.keep("texts", against(part, servers, starts(min(choice.prompts, 32)), choice.new, AT_ONCE))
         part.keep("ddtree", {name: servers[name].state("ddtree") for name in SIDES if name != "plain"})
-        part.keep("drawn", drawn(part, servers["ddtree65"], servers["auto65"]))
-
-
-def drawn(part: Part, tree: Server, runs: Server) -> dict[str, int]:
-    """Texts at temperature 1 with seeds, which a tree and plain steps draw with the same numbers at each position.
-
-    The first token is drawn by SGLang's sampler, without a seed: texts are compared where it is the same. The logits of
-    the two differ by rounding, and a draw with them where its number is that close to a boundary.
-    """
-    sampling = [{"temperature": 1.0, "sampling_seed": seed} for seed in range(AT_ONCE)]
-    alike = same = 0
-    for turn in range(TURNS):
-        prompts = [ids[: 32 + turn] for ids in held()[:AT_ONCE]]
-        texts = [
-            [one["output_ids"] for one in server.generate(prompts, DRAWN, sampling=sampling)] for server in (tree, runs)
-        ]
-        for one, other in zip(*texts, strict=True):
-            alike += one[0] == other[0]
-            same += one == other
-    if alike < TURNS or same < alike / 2:
-        part.failures.append(f"drawn: {same} texts of {alike} with the same first token agree, expected half of them")
-    return {"texts": TURNS * AT_ONCE, "same_first_token": alike, "same_text": same}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from ddtree_servers import PACKAGED, Choice, config, held, servers_of, starts
+from ddtree_servers import PACKAGED, Choice, config, held, plain_runs, servers_of, starts
 from live_part import Part
 from live_server import Server, running
 from numpy.typing import NDArray
@@ -100,12 +100,14 @@ def judged(draws: Counter[Tokens], law: dict[Tokens, float]) -> LawTest:
 
 
 def law(part: Part, choice: Choice) -> None:
-    """Draws of DDTREE, and of plain decoding as a control, against the law; a law of a wrong temperature is refuted.
+    """Draws of DDTREE, of its runs of plain steps, and of plain decoding as a control, against the law.
+
+    A law of a wrong temperature is refuted.
 
     The expected law is the target's as SGLang computes it, in bfloat16 by its prefill kernels: log-probabilities are
     refused by DDTREE's own server. The first token is the prefill's, drawn by SGLang itself; 2 to 4 come from steps.
     """
-    servers = servers_of(part, ["plain", "ddtree17"])
+    servers = servers_of(part, ["plain", "ddtree17"]) | plain_runs(part, 17, slot=2)
     rows: list[dict[str, Any]] = []
     with running(part, list(servers.values())):
         for number, temperature in CASES:

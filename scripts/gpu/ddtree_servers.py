@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from live_part import Part
-from live_server import FA3, Server
+from live_server import FA3, Server, plant
 
 ASSETS = Path(__file__).resolve().parents[2] / "src/treeverify/assets"
 AT_ONCE = 16
@@ -39,6 +40,21 @@ class Pair:
     sizes: tuple[str, ...]
 
 
+FORCED = """
+def forced(stock):
+    def plan(self, *arguments):
+        found = stock(self, *arguments)
+        return found._replace(width=1, kind=found.kind._replace(rung=0))
+
+    return plan
+
+
+def activate():
+    from treeverify.integrations.sglang.ddtree.choice import Choice
+
+    Choice.plan = forced(Choice.plan)
+"""
+"""A plugin of SGLang: widths by cost never draft, whatever they cost."""
 PACKAGED = Pair(ASSETS / "target", ASSETS / "drafter", (*SMALL, "--disable-radix-cache"))
 
 
@@ -86,6 +102,13 @@ def servers_of(
             settings["KDTREE_BUDGET"] = "auto"
         found[mode] = Server(mode, pair.target, slot + number, part.folder, every, **settings)
     return found
+
+
+def plain_runs(part: Part, top: int, slot: int, path: str = "") -> dict[str, Server]:
+    """A server with widths by cost up to ``top`` that is held to its runs of plain steps; ``path``: of more plugins."""
+    plugin = plant(part.folder / "forced", "forced_plain", FORCED)
+    path = f"{plugin}:{path or os.environ.get('PYTHONPATH', '')}"
+    return servers_of(part, [f"auto{top}"], slot=slot, PYTHONPATH=path, KDTREE_LADDER=f"1,{top}")
 
 
 def held() -> list[list[int]]:

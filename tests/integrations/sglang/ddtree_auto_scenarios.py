@@ -24,10 +24,10 @@ def steps_of(server: Server) -> Any:
     return server.scheduler.draft_worker.steps
 
 
-def plant(server: Server) -> None:
-    """Let the widths follow ``SCHEDULE``, whatever they cost."""
-    choice, widths = steps_of(server).auto._choice, cycle(SCHEDULE)
-    stock = choice.plan
+def plant(server: Server, schedule: tuple[int, ...] = SCHEDULE) -> Callable[..., Any]:
+    """Let the widths follow ``schedule``, whatever they cost; returns the choice's own plan."""
+    choice, widths = steps_of(server).auto._choice, cycle(schedule)
+    stock: Callable[..., Any] = choice.plan
 
     def plan(*arguments: Any) -> Any:
         before, found, width = +choice.widths, stock(*arguments), next(widths)
@@ -35,6 +35,7 @@ def plant(server: Server) -> None:
         return found._replace(width=width, kind=found.kind._replace(rung=choice.ladder.index(width)))
 
     choice.plan = plan
+    return stock
 
 
 def watch_draft_rows(server: Server) -> list[int]:
@@ -68,6 +69,10 @@ def planted(folder: Path) -> dict[str, Any]:
     mixed = [server.submit(PROMPTS[0], NEW), server.submit(PROMPTS[2], NEW, temperature=1.0, sampling_seed=5)]
     server.run()
     found["mixed"] = [list(request.output_ids)[:NEW] for request in mixed]
+    found["drawn"] = []
+    for schedule in ((1,), (17,), (9,)):
+        plant(server, schedule)
+        found["drawn"].append(texts(server, PROMPTS, temperature=1.0, sampling_seed=5))
     found["slots"], found["report"] = [slots, server.free_slots()], steps_of(server).metrics.report()
     return found
 
@@ -85,8 +90,7 @@ def oldest(folder: Path) -> dict[str, Any]:
 def _both(server: Server, run: Callable[[Server], None]) -> dict[str, Any]:
     from treeverify.integrations.sglang.names import version
 
-    stock, slots = steps_of(server).auto._choice.plan, server.free_slots()
-    plant(server)
+    stock, slots = plant(server), server.free_slots()
     requests = [server.submit(ids, NEW) for ids in PROMPTS]
     requests.append(server.submit(PROMPTS[1], NEW, temperature=1.0, sampling_seed=5))
     run(server)

@@ -77,6 +77,13 @@ def test_texts_are_plain_decodings_while_widths_change(plain: dict[str, Any], pl
     assert len(planted["mixed"][1]) == NEW
 
 
+def test_plain_steps_draw_what_a_tree_draws(plain: dict[str, Any], planted: dict[str, Any]) -> None:
+    """With one seed, at temperature 1: numbers belong to positions, not to steps."""
+    runs, *trees = planted["drawn"]
+    assert trees == [runs, runs]
+    assert runs != plain["texts"]
+
+
 def test_every_width_was_served_and_counted(planted: dict[str, Any]) -> None:
     """Or nothing above was a test: every width of the ladder, and trees that were accepted."""
     report = planted["report"]
