@@ -70,9 +70,9 @@ def planted(folder: Path) -> dict[str, Any]:
     server.run()
     found["mixed"] = [list(request.output_ids)[:NEW] for request in mixed]
     found["drawn"] = []
-    for schedule in ((1,), (17,), (9,)):
+    for schedule in ((1,), (17,)):
         plant(server, schedule)
-        found["drawn"].append(texts(server, PROMPTS, temperature=1.0, sampling_seed=5))
+        found["drawn"].append([texts(server, PROMPTS, temperature=1.0, sampling_seed=5) for _ in range(3)])
     found["slots"], found["report"] = [slots, server.free_slots()], steps_of(server).metrics.report()
     return found
 
