@@ -44,7 +44,7 @@ FORCED = """
 def forced(stock):
     def plan(self, *arguments):
         found = stock(self, *arguments)
-        return found._replace(width=1, kind=found.kind._replace(rung=0))
+        return found._replace(width=1, run=4, kind=found.kind._replace(rung=0))
 
     return plan
 

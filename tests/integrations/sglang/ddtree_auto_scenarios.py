@@ -26,13 +26,14 @@ def steps_of(server: Server) -> Any:
 
 def plant(server: Server, schedule: tuple[int, ...] = SCHEDULE) -> Callable[..., Any]:
     """Let the widths follow ``schedule``, whatever they cost; returns the choice's own plan."""
-    choice, widths = steps_of(server).auto._choice, cycle(schedule)
+    choice, widths, runs = steps_of(server).auto._choice, cycle(schedule), cycle((4, 1, 2))
     stock: Callable[..., Any] = choice.plan
 
     def plan(*arguments: Any) -> Any:
         before, found, width = +choice.widths, stock(*arguments), next(widths)
-        choice.widths = before + Counter({width: choice._run if width == 1 else 1})
-        return found._replace(width=width, kind=found.kind._replace(rung=choice.ladder.index(width)))
+        run = next(runs) if width == 1 else 1
+        choice.widths = before + Counter({width: run})
+        return found._replace(width=width, run=run, kind=found.kind._replace(rung=choice.ladder.index(width)))
 
     choice.plan = plan
     return stock

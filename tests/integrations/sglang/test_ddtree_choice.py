@@ -240,6 +240,19 @@ def test_what_steps_take_in_service_corrects_their_costs() -> None:
     assert costs(4, "on") == [0.25 * ms for ms in before], "a quarter is left at least"
 
 
+@pytest.mark.parametrize(("plain_ms", "run"), [(1.0, 4), (2.0, 4), (2.5, 3), (4.0, 2), (5.0, 1), (30.0, 1)])
+def test_runs_of_slow_steps_are_short(plain_ms: float, run: int) -> None:
+    """Nobody is kept waiting for longer than ``RUN_MS``, or a step."""
+    chooser = choice.Choice({"off": table((plain_ms, 9 * plain_ms, 9 * plain_ms))}, RUN)
+    while (plan := chooser.plan(1, 10, "off")).width > 1:
+        assert plan.run == 1
+        chooser.observe(plan, [0], EVEN / 2)
+    assert plan.run == run
+    assert plan.measured_ms == run * plain_ms
+    assert chooser._prices_of(("off", 1, 10)).step_ms[0] == plain_ms
+    assert chooser.widths[1] == run
+
+
 def test_a_run_counts_as_its_steps() -> None:
     chooser = choice.Choice({"off": table((1.0, 9.0, 9.0))}, RUN)
     for _ in range(200):
@@ -332,14 +345,14 @@ def test_a_step_learns_from_its_own_draft(monkeypatch: pytest.MonkeyPatch, worke
     monkeypatch.setattr(auto, "LOOK", 1)
     monkeypatch.setattr(found._choice, "observe", lambda *given: seen.append(given))
     first, second = (torch.full((2, 5), value) for value in (-1.0, -2.0))
-    found.width(batch(2))
+    found.plan(batch(2))
     found.drafted(first)
-    found.width(batch(2))
+    found.plan(batch(2))
     found.drafted(second)
     first.fill_(0.0)  # a graph's buffer: the next draft overwrites it
     found.verified([1, 0])
     monkeypatch.setattr(found._choice, "_pauses", {2: SimpleNamespace(drafts=lambda: False, gain=1.0, begun=0)})
-    found.width(batch(2))  # without a draft
+    found.plan(batch(2))  # without a draft
     found.verified([0, 0])
     found.verified([0, 0])
     assert [drafts for _, drafts, _ in seen] == [[1, 0], [0, 0]]
@@ -355,7 +368,7 @@ def test_scores_are_looked_at_now_and_then_and_what_was_accepted_always(
     stock = found._choice.observe  # type: ignore[union-attr]
     monkeypatch.setattr(found._choice, "observe", lambda *given: (looked.append(given[2] is not None), stock(*given)))
     for _ in range(10):
-        found.width(batch(2))
+        found.plan(batch(2))
         found.drafted(torch.full((2, 5), -1.0))
         found.verified([0, 0])
     assert looked == [step % auto.LOOK == 0 for step in range(10)]
@@ -369,7 +382,7 @@ def test_the_ranks_exchange_what_steps_took(monkeypatch: pytest.MonkeyPatch, wor
     monkeypatch.setattr(auto, "perf_counter", lambda: next(own) * 1.0)
     monkeypatch.setattr(graphs, "from_first_rank", lambda mine: (calls.append((len(steps), mine)), told)[1])
     for _ in range(3 * auto.EVERY):
-        steps.append(found.width(batch(2)))
+        steps.append(found.plan(batch(2)))
         found.verified([0, 0])
     assert [step for step, _ in calls] == [auto.EVERY - 1, 2 * auto.EVERY - 1, 3 * auto.EVERY - 1]
     assert calls[0][1], "nothing was timed"
@@ -382,17 +395,17 @@ def test_a_prefill_interrupts_the_clock(monkeypatch: pytest.MonkeyPatch, worker:
     for step in range(auto.EVERY):
         if step % 3 == 0:
             found.interrupt()
-        found.width(batch(2))
+        found.plan(batch(2))
     assert calls == [{}]
 
 
 def test_an_outcome_says_whether_it_was_a_run(monkeypatch: pytest.MonkeyPatch, worker: Any) -> None:
     found = made(monkeypatch, worker)
-    found.width(batch(2))
+    found.plan(batch(2))
     found.drafted(torch.zeros(2, 5))
     assert not found.verified([1, 0])
     monkeypatch.setattr(found._choice, "_pauses", {2: SimpleNamespace(drafts=lambda: False)})
-    assert found.width(batch(2)) == 1
+    assert found.plan(batch(2)).width == 1
     assert found.verified([3, 3])
     assert not found.verified([3, 3]), "no step was left"
 
@@ -400,7 +413,7 @@ def test_an_outcome_says_whether_it_was_a_run(monkeypatch: pytest.MonkeyPatch, w
 def test_an_outcome_of_another_batch_teaches_nothing(monkeypatch: pytest.MonkeyPatch, worker: Any) -> None:
     found = made(monkeypatch, worker)
     monkeypatch.setattr(found._choice, "observe", lambda *_: pytest.fail("learned"))
-    found.width(batch(2))
+    found.plan(batch(2))
     found.drafted(torch.zeros(2, 5))
     found.verified([1])
     found.verified([1, 1])

@@ -32,7 +32,7 @@ class Toy:
         self.steps._block, self.steps._width, self.steps._windows = BLOCK, WIDTH, {}
         self.steps.auto, self.steps._simulated = None, None
         self.steps.metrics = Metrics(WIDTH, BLOCK)
-        self.steps._roots, self.steps._chains = Roots(torch.device("cpu")), Chains(RUN, BLOCK, "cpu")
+        self.steps._roots, self.steps._chains = Roots(torch.device("cpu")), Chains(BLOCK, "cpu")
         self.steps._mask = torch.empty(0, dtype=torch.bool)
         self.steps._features = Features(self.append)
         pool = SimpleNamespace(req_to_token=torch.arange(120, dtype=torch.int32).view(4, 30))
@@ -69,7 +69,7 @@ class Toy:
     def append(self, rows: Gathered) -> None:
         self.appended.append(Gathered(*(tensor.clone() for tensor in vars(rows).values())))
 
-    def run(self, lengths: list[int], roots: list[int], sampling: Any = None) -> Any:
+    def run(self, lengths: list[int], roots: list[int], sampling: Any = None, run: int = RUN) -> Any:
         batch = SimpleNamespace(
             req_pool_indices=torch.arange(1, 1 + len(roots)),
             seq_lens=torch.tensor(lengths),
@@ -80,49 +80,51 @@ class Toy:
                 SimpleNamespace(rid=str(n), sampling_params=SimpleNamespace(sampling_seed=n)) for n in range(len(roots))
             ],
         )
-        return self.steps._plain(batch, lambda lengths: self.published.append(lengths.tolist()))
+        return self.steps._plain(batch, lambda lengths: self.published.append(lengths.tolist()), run)
 
 
+@pytest.mark.parametrize("run", [1, 2, RUN])
 @pytest.mark.parametrize("requests", [1, 3])
-def test_a_run_is_plain_decoding(monkeypatch: pytest.MonkeyPatch, requests: int) -> None:
+def test_a_run_is_plain_decoding(monkeypatch: pytest.MonkeyPatch, requests: int, run: int) -> None:
     toy, lengths, roots = Toy(monkeypatch), [5, 8, 2][:requests], [3, 4, 49][:requests]
-    found = toy.run(lengths, roots)
+    found = toy.run(lengths, roots, run=run)
     wanted, fed = [], []
     for length, root in zip(lengths, roots, strict=True):
         text = [root]
-        for place in range(RUN):
+        for place in range(run):
             text.append(follows(text[-1], length + place))
         wanted.append(text[1:])
         fed.append(text[:-1])
-    assert found.next_token_ids.view(requests, RUN).tolist() == wanted
-    assert found.accept_lens.tolist() == [RUN] * requests
-    assert found.speculative_num_draft_tokens == RUN
+    assert found.next_token_ids.view(requests, run).tolist() == wanted
+    assert found.accept_lens.tolist() == [run] * requests
+    assert found.speculative_num_draft_tokens == run
     assert found.next_draft_input.bonus_tokens.tolist() == [text[-1] for text in wanted]
-    after = [length + RUN for length in lengths]
+    after = [length + run for length in lengths]
     assert found.new_seq_lens.tolist() == found.next_draft_input.new_seq_lens.tolist() == after
     assert toy.published == [after]
-    assert [ids for ids, _, _ in toy.verified] == [[row[place] for row in fed] for place in range(RUN)]
+    assert [ids for ids, _, _ in toy.verified] == [[row[place] for row in fed] for place in range(run)]
     table = toy.steps._worker.model_runner.req_to_token_pool.req_to_token.tolist()
-    own = [[table[1 + row][length + place] for place in range(RUN)] for row, length in enumerate(lengths)]
-    assert [slots for _, _, slots in toy.verified] == [[row[place] for row in own] for place in range(RUN)]
+    own = [[table[1 + row][length + place] for place in range(run)] for row, length in enumerate(lengths)]
+    assert [slots for _, _, slots in toy.verified] == [[row[place] for row in own] for place in range(run)]
     (rows,) = toy.appended
-    assert rows.slots[:, :RUN].tolist() == own
+    assert rows.slots[:, :run].tolist() == own
     for row, length in enumerate(lengths):
-        positions = list(range(length, length + RUN))
-        assert rows.positions[row, :RUN].tolist() == positions
+        positions = list(range(length, length + run))
+        assert rows.positions[row, :run].tolist() == positions
         kept = [float(1000 * p + token) for p, token in zip(positions, fed[row], strict=True)]
-        assert rows.features[row, :RUN, 0].tolist() == kept, "a later step overwrote what an earlier one gave"
-    assert not rows.slots[:, RUN:].any(), "beyond the run is padding"
+        assert rows.features[row, :run, 0].tolist() == kept, "a later step overwrote what an earlier one gave"
+    assert not rows.slots[:, run:].any(), "beyond the run is padding"
     assert found.logits_output.hidden_states is None
 
 
 def test_a_smaller_batch_after_a_larger_one(monkeypatch: pytest.MonkeyPatch) -> None:
     toy = Toy(monkeypatch)
     toy.run([5, 8, 2], [3, 4, 49])
-    toy.verified.clear()
-    found = toy.run([6, 3], [1, 2])
-    assert found.accept_lens.tolist() == [RUN] * 2
-    assert found.next_token_ids.tolist()[::RUN] == [follows(1, 6), follows(2, 3)]
+    for run in (RUN, 2):
+        toy.verified.clear()
+        found = toy.run([6, 3], [1, 2], run=run)
+        assert found.accept_lens.tolist() == [run] * 2
+        assert found.next_token_ids.tolist()[::run] == [follows(1, 6), follows(2, 3)]
 
 
 def test_what_is_no_token_is_not_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,7 @@ class Auto:
     """Widths by cost for one worker."""
 
     def __init__(self, worker: Any, ladder: tuple[int, ...], run: int) -> None:
-        """``ladder``: rising widths from 1 to that of the draft. ``run``: plain steps in a row."""
+        """``ladder``: rising widths from 1 to that of the draft. ``run``: most plain steps in a row."""
         self.ladder, self.run = ladder, run
         self._worker = worker
         self._clock, self._steps, self._looked = Clock(), 0, -LOOK
@@ -52,8 +52,8 @@ class Auto:
         self._graphs = graphs.capture(self._worker, self.ladder)
         self._choice = Choice(costs_of(self._worker, self.ladder, self.run, step), self.run)
 
-    def width(self, batch: Any) -> int:
-        """Choose the width of the next step, which is that of ``batch``."""
+    def plan(self, batch: Any) -> Plan:
+        """Choose what the next step is, which is that of ``batch``."""
         assert self._choice is not None
         self._steps += 1
         if self._steps % EVERY == 0:
@@ -62,7 +62,7 @@ class Auto:
         plan = self._choice.plan(len(batch.reqs), max(1, context), modes.current().mode)
         self._clock.begin(plan.kind, plan.measured_ms, perf_counter())
         self._launched.append((plan, None))
-        return plan.width
+        return plan
 
     def interrupt(self) -> None:
         """The worker does something else than decoding."""
@@ -89,7 +89,7 @@ class Auto:
     def verified(self, drafts: Sequence[int]) -> bool:
         """Learn from the oldest step whose outcome was not known: accepted draft tokens of each request.
 
-        Returns whether it was a run of plain steps, whose tokens but one look like accepted drafts.
+        Returns whether it was one of plain steps, whose tokens but one look like accepted drafts.
         """
         plan, scores = self._launched.popleft() if self._launched else (None, None)
         if plan is None or plan.requests != len(drafts):

@@ -22,6 +22,8 @@ from treeverify.tree.budget import RECENT, Calibration, Pauses, rates
 
 LEAST_SHARE = 0.25
 """Of its measured cost that a corrected one keeps at least."""
+RUN_MS = 8.0
+"""Milliseconds of plain steps in a row that requests who wait, and readers of a text, are kept waiting at most."""
 
 
 _At = tuple[str, int, int]
@@ -31,6 +33,8 @@ _At = tuple[str, int, int]
 class _Prices(NamedTuple):
     """What steps of some mode, batch and context cost."""
 
+    run: int
+    """Plain steps in a row."""
     measured_ms: tuple[float, ...]
     """By rung, the draft included; of rung 0 a whole run."""
     step_ms: NDArray[np.float64]
@@ -43,7 +47,9 @@ class Plan(NamedTuple):
     """What a step was chosen to be."""
 
     width: int
-    """Nodes to verify; 1: a run of plain steps, which verify the root alone without a draft."""
+    """Nodes to verify; 1: plain steps, which verify the root alone without a draft."""
+    run: int
+    """Plain steps in a row; 1 of any other width."""
     kind: Kind
     requests: int
     measured_ms: float
@@ -58,7 +64,7 @@ class Choice:
     """Chooses widths for one worker: ``plan`` is asked once per step, ``observe`` told of each outcome in order."""
 
     def __init__(self, costs: Mapping[str, CostTable], run: int) -> None:
-        """``costs``: of each verify mode that may be served; all of one ladder. ``run``: plain steps in a row."""
+        """``costs``: of each verify mode that may be served; all of one ladder. ``run``: most plain steps in a row."""
         self.ladder = next(iter(costs.values())).widths
         self.widths: Counter[int] = Counter()
         """Steps by width."""
@@ -83,9 +89,10 @@ class Choice:
             rung = 1 if self._mass is None else self._best_of(at, prices.step_ms, self._mass)
         cost = prices.relative[rung]
         promising = self._mass is None or 1 + self._calibration.factor * self._mass[rung] >= cost
-        self.widths[self.ladder[rung]] += 1 if rung else self._run
+        width, run = self.ladder[rung], 1 if rung else prices.run
+        self.widths[width] += run
         kind = Kind(mode, self._size, rung)
-        return Plan(self.ladder[rung], kind, requests, prices.measured_ms[rung], cost, bool(promising))
+        return Plan(width, run, kind, requests, prices.measured_ms[rung], cost, bool(promising))
 
     def correct(self, served: Mapping[Kind, float]) -> None:
         """Take what steps were seen to take beyond the measured costs, in milliseconds by kind."""
@@ -131,12 +138,13 @@ class Choice:
         if found is None:
             mode, requests, context = at
             table = self._costs[mode]
-            measured = table.step_ms(requests, context)
-            measured[0] = self._run * table.plain_ms(requests, context)
+            measured, plain_ms = table.step_ms(requests, context), table.plain_ms(requests, context)
+            run = max(1, min(self._run, int(RUN_MS / plain_ms)))
+            measured[0] = run * plain_ms
             step_ms = np.maximum(measured + self._beyond(mode, size_of(requests)), LEAST_SHARE * measured)
-            step_ms[0] /= self._run
+            step_ms[0] /= run
             relative = (1.0, *(float(ms) for ms in step_ms[1:] / step_ms[0]))
-            found = self._prices[at] = _Prices(tuple(measured.tolist()), step_ms, relative)
+            found = self._prices[at] = _Prices(run, tuple(measured.tolist()), step_ms, relative)
         return found
 
     def _beyond(self, mode: str, size: int) -> NDArray[np.float64]:

@@ -1,8 +1,8 @@
 """Plain steps, several in a row: what they are made of, and how they look to who expects a tree.
 
 A model that takes a millisecond for a token is decoded as fast as the scheduler prepares steps. Where drafting does not
-pay, ``RUN`` tokens are therefore decoded in one step of the scheduler's. That step is a chain of ``RUN`` nodes of which
-all are accepted: each node's token is what the target gave for the node before.
+pay, up to ``RUN`` tokens are therefore decoded in one step of the scheduler's. That step is a chain of nodes that are
+all accepted: each node's token is what the target gave for the node before.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from treeverify.ops.tree_accept.contract import NO_NODE, Accepted
 from treeverify.ops.tree_build.contract import DraftTrees
 
 RUN = 4
-"""Plain steps in a row. A request that ends in one of them has the rest computed in vain, 1.5 tokens on average."""
+"""Most plain steps in a row. A request that ends in one of four has the rest computed in vain, 1.5 on average."""
 
 
 def run_of(block: int) -> int:
@@ -41,24 +41,25 @@ class Roots:
 
 
 class Chains:
-    """The accepted chains of a run."""
+    """The accepted chains of runs."""
 
-    def __init__(self, run: int, columns: int, device: torch.device | str) -> None:
-        """Chains of ``run`` nodes in paths of ``columns``."""
-        self.run = run
-        self._after = torch.arange(run + 1, device=device).unsqueeze(1)
-        path = torch.full((1, columns), NO_NODE, dtype=torch.int32, device=device)
-        path[0, :run] = torch.arange(run, device=device)
-        self._path, self._lengths = path, torch.full((1,), run, dtype=torch.int32, device=device)
+    def __init__(self, columns: int, device: torch.device | str) -> None:
+        """Of paths that have ``columns``."""
+        self._columns, self._device = columns, device
+        self._after = torch.arange(columns + 1, device=device).unsqueeze(1)
+        self._known: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        """Paths and lengths of the largest batch so far, by run."""
 
-    def lengths(self, lengths: torch.Tensor) -> torch.Tensor:
+    def lengths(self, lengths: torch.Tensor, run: int) -> torch.Tensor:
         """Committed tokens ``[run + 1, batch]`` int64 before each step and after the last, from those before it."""
-        return lengths + self._after
+        return lengths + self._after[: run + 1]
 
     def accepted(self, tokens: torch.Tensor) -> Accepted:
         """The outcome of a run that gave ``tokens [batch, run]`` int64."""
-        requests = len(tokens)
-        if requests > len(self._path):
-            self._path = self._path[:1].repeat(requests, 1)
-            self._lengths = self._lengths[:1].repeat(requests)
-        return Accepted(self._path[:requests], self._lengths[:requests], tokens, tokens[:, -1].contiguous())
+        requests, run = tokens.shape
+        if run not in self._known or requests > len(self._known[run][0]):
+            path = torch.full((requests, self._columns), NO_NODE, dtype=torch.int32, device=self._device)
+            path[:, :run] = torch.arange(run, device=self._device)
+            self._known[run] = path, torch.full((requests,), run, dtype=torch.int32, device=self._device)
+        path, lengths = self._known[run]
+        return Accepted(path[:requests], lengths[:requests], tokens, tokens[:, -1].contiguous())

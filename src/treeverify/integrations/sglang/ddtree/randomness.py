@@ -8,8 +8,11 @@ batch, the width, or a retraction. (The numbers themselves are others than the e
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import torch
+
+from treeverify.ops.tree_accept.contract import LawTensors
 
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 _FIRST, _SECOND = 0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64)
@@ -38,3 +41,18 @@ def seed_of(name: str, given: int | None) -> int:
     if given is not None:
         return int(given) & ((1 << 63) - 1)
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") >> 1
+
+
+def is_greedy(sampling: Any) -> bool:
+    """Whether no request of a batch samples; ``sampling`` is SGLang's account of them, None for nobody's batch."""
+    return sampling is None or bool(sampling.is_all_greedy)
+
+
+def law_of(sampling: Any) -> LawTensors:
+    """How each request of a batch samples, from SGLang's account of them."""
+    return LawTensors(
+        temperature=sampling.temperatures.reshape(-1),
+        top_k=sampling.top_ks.to(torch.int32),
+        top_p=sampling.top_ps,
+        min_p=sampling.min_ps,
+    )

@@ -23,14 +23,14 @@ from treeverify.integrations.sglang.ddtree.features import Features
 from treeverify.integrations.sglang.ddtree.ladder import ladder_of
 from treeverify.integrations.sglang.ddtree.metrics import Metrics
 from treeverify.integrations.sglang.ddtree.plain import Chains, Roots, run_of
-from treeverify.integrations.sglang.ddtree.randomness import seed_of, uniforms
+from treeverify.integrations.sglang.ddtree.randomness import is_greedy, law_of, seed_of, uniforms
 from treeverify.integrations.sglang.ddtree.window import Window, open_window
 from treeverify.ops import compiled
 from treeverify.ops.draft_window.contract import DraftWindow
 from treeverify.ops.kv_compact.api import kv_compact
 from treeverify.ops.kv_compact.contract import PoolTable
 from treeverify.ops.tree_accept.api import tree_accept, tree_accept_sampled
-from treeverify.ops.tree_accept.contract import Accepted, LawTensors
+from treeverify.ops.tree_accept.contract import Accepted
 from treeverify.ops.tree_build.contract import DraftTrees
 from treeverify.ops.tree_mask.api import tree_mask
 from treeverify.ops.tree_mask.contract import TreeMasks
@@ -51,7 +51,7 @@ class Steps:
             self.metrics.simulated_acceptance = self._simulated.length
         self._tail: TreeDraft | None = None
         self._features = Features(partial(compat.append_features, worker))
-        self._roots, self._chains = Roots(torch.device(worker.device)), Chains(run_of(block), block, worker.device)
+        self._roots, self._chains = Roots(torch.device(worker.device)), Chains(block, worker.device)
         self._windows: dict[tuple[int, int], DraftWindow] = {}
         self._mask = torch.empty(0, dtype=torch.bool, device=worker.device)
         self._table: PoolTable | None = None
@@ -80,9 +80,14 @@ class Steps:
 
     def decode(self, batch: Any, on_publish: Callable[[torch.Tensor], None] | None) -> Any:
         """Run one step for ``batch``, or a run of plain ones; returns SGLang's result of a step."""
-        width = self._width if self.auto is None else self.auto.width(batch)
-        self.metrics.step(len(batch.seq_lens), width, self._chains.run if width == 1 else 1)
-        return self._plain(batch, on_publish) if width == 1 else self._step(batch, on_publish, width, live=True)
+        width, run = self._width, 1
+        if self.auto is not None:
+            plan = self.auto.plan(batch)
+            width, run = plan.width, plan.run
+        self.metrics.step(len(batch.seq_lens), width, run)
+        if width == 1:
+            return self._plain(batch, on_publish, run)
+        return self._step(batch, on_publish, width, live=True)
 
     def verified(self, drafts: list[int]) -> None:
         """Count and learn from the outcome of a step: accepted draft tokens of each request."""
@@ -95,18 +100,18 @@ class Steps:
         if width == 0:
             self._draft(self._open(batch, self._block), batch)
         elif width == 1:
-            self._plain(batch, None)
+            self._plain(batch, None, run_of(self._block))
         else:
             self._step(batch, None, width, live=False)
 
-    def _plain(self, batch: Any, on_publish: Callable[[torch.Tensor], None] | None) -> Any:
-        """Steps of one node each without a draft, the scheduler's own work done once for all of them.
+    def _plain(self, batch: Any, on_publish: Callable[[torch.Tensor], None] | None, run: int) -> Any:
+        """``run`` steps of one node each without a draft, the scheduler's own work done once for all of them.
 
         To the scheduler they are one step that has accepted a chain.
         """
         spent, begin = self.metrics.spent, perf_counter()
         window, chains = self._open(batch, 1), self._chains
-        lengths, tokens, given, rows = chains.lengths(window.lengths), window.block.ids[:, 0], [], []
+        lengths, tokens, given, rows = chains.lengths(window.lengths, run), window.block.ids[:, 0], [], []
         mask = self._mask_of(window, 1).fill_(1)  # cells of prefixes are not read, and a root sees itself
         begin = spent("draft", begin)
         for here in window.each(lengths[:-1]):
@@ -121,9 +126,9 @@ class Steps:
             begin = perf_counter()
         chain = chains.accepted(torch.stack(given, 1))
         verified.logits_output.hidden_states = torch.stack(rows, 1).flatten(0, 1)
-        self._append(window.front(chains.run), chain, verified.logits_output)  # the KV rows are in their places
+        self._append(window.front(run), chain, verified.logits_output)  # the KV rows are in their places
         spent("commit", begin)
-        return self._result(verified, chain, lengths[-1], chains.run)
+        return self._result(verified, chain, lengths[-1], run)
 
     def _step(self, batch: Any, on_publish: Callable[[torch.Tensor], None] | None, width: int, live: bool) -> Any:
         """A draft, its tree, and what follows."""
@@ -211,25 +216,19 @@ class Steps:
 
     def _next(self, batch: Any, window: Window, roots: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         """What follows the roots ``[batch]``, drawn where requests sample: int64 ``[batch]``, -1 for none."""
-        if _greedy(batch):
+        if is_greedy(batch.sampling_info):
             return logits.argmax(-1)
         return self._accept(batch, window, self._roots(roots.unsqueeze(1)), logits).bonus
 
     def _accept(self, batch: Any, window: Window, trees: DraftTrees, logits: torch.Tensor) -> Accepted:
-        depth, sampling = self._block - 1, batch.sampling_info  # of narrower trees too: graphs fix the columns of paths
+        depth = self._block - 1  # of narrower trees too: graphs fix the columns of paths
         if self._simulated is not None:
             return self._simulated.accept(trees, logits.argmax(-1).view_as(trees.tokens), depth)
-        if _greedy(batch):
+        if is_greedy(batch.sampling_info):
             samples = logits.argmax(-1).view_as(trees.tokens)
             return tree_accept(trees.tokens, trees.parents, samples, depth=depth)
-        law = LawTensors(
-            temperature=sampling.temperatures.reshape(-1),
-            top_k=sampling.top_ks.to(torch.int32),
-            top_p=sampling.top_ps,
-            min_p=sampling.min_ps,
-        )
         numbers = uniforms(self._seeds_of(batch), window.lengths, depth + 1)
-        return tree_accept_sampled(trees.tokens, trees.parents, logits, law, numbers)
+        return tree_accept_sampled(trees.tokens, trees.parents, logits, law_of(batch.sampling_info), numbers)
 
     def _seeds_of(self, batch: Any) -> torch.Tensor:
         """Seeds int64 [batch] on the device; copied there when the batch changes."""
@@ -248,11 +247,6 @@ class Steps:
     def _append(self, window: Window, accepted: Accepted, output: Any) -> None:
         self._features(output.hidden_states, accepted, window.slots, window.lengths)
         output.hidden_states = None  # large; the scheduler would copy it to the host
-
-
-def _greedy(batch: Any) -> bool:
-    """Whether no request of the batch samples."""
-    return batch.sampling_info is None or bool(batch.sampling_info.is_all_greedy)
 
 
 def extend(parent: type, block_of: Callable[[Any], int], add: Callable[[Metrics], None]) -> type:
