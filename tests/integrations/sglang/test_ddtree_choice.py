@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from operator import add
 from types import SimpleNamespace
 from typing import Any
 
@@ -219,7 +221,7 @@ def test_a_pause_is_one_of_batches_of_a_size() -> None:
 
 
 def test_what_steps_take_in_service_corrects_their_costs() -> None:
-    """By mode, size and rung; what was not seen takes as much more as what was, on average."""
+    """By mode, size and rung; what was not seen takes what was measured."""
     chooser = choice.Choice({"off": table((1.0, 2.0, 3.0)), "on": table((1.0, 2.0, 3.0))}, RUN)
 
     def costs(requests: int, mode: str) -> list[float]:
@@ -228,15 +230,15 @@ def test_what_steps_take_in_service_corrects_their_costs() -> None:
     before = [1.0, 3.0, 4.0]
     assert costs(4, "on") == before
     chooser.correct({Kind("on", 4, 0): 2.0, Kind("on", 4, 2): 4.0})
-    assert costs(4, "on") == [1.0 + 2.0 / RUN, 3.0 + 3.0, 4.0 + 4.0]
+    assert costs(4, "on") == [1.0 + 2.0 / RUN, 3.0, 4.0 + 4.0]
     assert costs(3, "on") == costs(4, "on")
     assert costs(4, "off") == costs(2, "on") == costs(5, "on") == before
-    assert chooser._prices_of(("on", 4, 10)).relative == (1.0, 6.0 / 1.5, 8.0 / 1.5)
+    assert chooser._prices_of(("on", 4, 10)).relative == (1.0, 3.0 / 1.5, 8.0 / 1.5)
     assert chooser.report()["served_ms"] == [
         {"mode": "on", "requests": 4, "width": 1, "beyond_measured": 2.0},
         {"mode": "on", "requests": 4, "width": 5, "beyond_measured": 4.0},
     ]
-    chooser.correct({Kind("on", 4, 1): -9.0})
+    chooser.correct({Kind("on", 4, rung): -9.0 for rung in range(3)})
     assert costs(4, "on") == [0.25 * ms for ms in before], "a quarter is left at least"
 
 
@@ -263,23 +265,26 @@ def test_a_run_counts_as_its_steps() -> None:
 
 
 @pytest.mark.parametrize(
-    ("verify", "hosts", "tokens", "best"),
+    ("verify", "taking", "hosts", "tokens", "best"),
     [
-        ((1.0, 1.8, 1.9), 2.0, 1.3, 1),  # by the costs of the start a tree would pay
-        ((1.0, 1.0, 1.0), 2.0, 2.5, 5),
-        ((1.0, 1.2, 3.0), 0.0, 2.5, 3),
-        ((1.0, 1.2, 3.0), 8.0, 4.0, 5),  # by the costs of the start a narrower tree would pay more
+        ((1.0, 1.8, 1.9), add, 2.0, 1.3, 1),  # by the costs of the start a tree would pay
+        ((1.0, 1.0, 1.0), add, 2.0, 2.5, 5),
+        ((1.0, 1.2, 3.0), add, 0.0, 2.5, 3),
+        ((1.0, 1.2, 3.0), add, 8.0, 4.0, 5),  # by the costs of the start a narrower tree would pay more
+        ((1.0, 1.2, 1.5), max, 4.5, 2.4, 1),  # a run that was never seen is not as much dearer as a tree
+        ((1.0, 4.0, 6.0), max, 7.0, 4.0, 5),  # nor is a wider tree as much as a narrower one
     ],
 )
 def test_what_the_host_does_beside_the_steps_is_learned(
-    verify: tuple[float, float, float], hosts: float, tokens: float, best: int
+    verify: tuple[float, float, float], taking: Callable[[float, float], float], hosts: float, tokens: float, best: int
 ) -> None:
-    """Each step of the scheduler takes ``hosts`` milliseconds more than what was measured."""
+    """The host's ``hosts`` milliseconds for each step of the scheduler come on top, or hide behind a longer step."""
     numbers, clock, now = np.random.default_rng(4), served.Clock(), 0.0
     chooser = choice.Choice({"off": table(verify, draft=0.3)}, RUN)
     nodes = np.array([0.5, 0.25, 0.15, 0.1]) * tokens
     drafts = {width: nodes[: width - 1].sum() for width in LADDER}
-    taken = {width: ms + 0.3 + hosts for width, ms in zip(LADDER, verify, strict=True)} | {1: RUN * verify[0] + hosts}
+    device = {width: ms + 0.3 for width, ms in zip(LADDER, verify, strict=True)} | {1: RUN * verify[0]}
+    taken = {width: taking(ms, hosts) for width, ms in device.items()}
     rates = {width: (RUN if width == 1 else 1 + drafts[width]) / taken[width] for width in LADDER}
     assert max(rates, key=rates.__getitem__) == best
     gained = spent = 0.0

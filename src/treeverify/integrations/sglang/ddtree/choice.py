@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from statistics import mean
 from typing import NamedTuple
 
 import numpy as np
@@ -148,10 +147,12 @@ class Choice:
         return found
 
     def _beyond(self, mode: str, size: int) -> NDArray[np.float64]:
-        """Milliseconds beyond the measured costs by rung; of rungs that were not seen the mean of those that were."""
-        seen = [self._served.get(Kind(mode, size, rung)) for rung in range(len(self.ladder))]
-        rest = mean(found) if (found := [ms for ms in seen if ms is not None]) else 0.0
-        return np.array([rest if ms is None else ms for ms in seen])
+        """Milliseconds beyond the measured costs by rung; none of rungs that were not seen.
+
+        The host's time is hidden behind a longer step: if what is not served were taken to be as much dearer as what
+        is, it could look worse than it is for ever. If it looks better, it is served, and seen.
+        """
+        return np.array([self._served.get(Kind(mode, size, rung), 0.0) for rung in range(len(self.ladder))])
 
     def _best_of(self, at: _At, step_ms: NDArray[np.float64], mass: NDArray[np.float64]) -> int:
         """Which rung above the first gives the most tokens per millisecond."""
