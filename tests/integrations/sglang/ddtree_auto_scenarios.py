@@ -80,12 +80,13 @@ def planted(folder: Path) -> dict[str, Any]:
 
 def ahead(folder: Path) -> dict[str, Any]:
     """On our backend, a step ahead: widths as planted, then by the choice's own."""
-    return _both(tree(folder, attention_backend="treeverify", disable_overlap_schedule=False), Server.run_ahead)
+    server = tree(folder, attention_backend="treeverify", disable_overlap_schedule=False, enable_metrics=True)
+    return _both(server, Server.run_ahead)
 
 
 def oldest(folder: Path) -> dict[str, Any]:
     """The same on SGLang 0.5.17, whose overlap scheduling needs a GPU: a step after the other."""
-    return _both(tree(folder, attention_backend="treeverify"), Server.run)
+    return _both(tree(folder, attention_backend="treeverify", enable_metrics=True), Server.run)
 
 
 def _both(server: Server, run: Callable[[Server], None]) -> dict[str, Any]:
@@ -104,7 +105,16 @@ def _both(server: Server, run: Callable[[Server], None]) -> dict[str, Any]:
     found["report"], found["version"] = steps_of(server).metrics.report(), version()
     found["slots"] = [slots, server.free_slots()]
     found["counts"] = _counts()
+    found["exported"] = _exported()
     return found
+
+
+def _exported() -> dict[str, float | None]:
+    """Counters at ``/metrics`` as of the first round."""
+    from prometheus_client import REGISTRY
+
+    names = ("treeverify_ddtree_steps_total", "treeverify_ddtree_gain")
+    return {name: REGISTRY.get_sample_value(name, {"group": "0", "rank": "0"}) for name in names}
 
 
 def _counts() -> dict[str, int]:

@@ -95,6 +95,7 @@ def test_every_width_was_served_and_counted(planted: dict[str, Any]) -> None:
     assert list(widths) == report["auto"]["ladder"] == sorted(set(ddtree_auto_scenarios.SCHEDULE))
     assert min(widths.values()) > 5
     assert sum(widths.values()) == report["steps"]
+    assert 0 < report["plain_request_steps"] < report["request_steps"]
     assert report["request_steps"] < report["nodes"] < report["request_steps"] * report["width"]
     assert report["acceptance_length"] > 1.2
     assert report["auto"]["unmatched"] == 0
@@ -129,6 +130,13 @@ def test_planted_and_chosen_widths_on_our_backend(
     assert found["slots"][0] == found["slots"][1]
     assert found["report"]["auto"]["unmatched"] == 0
     assert all(found["planted"]["auto"]["widths"].values())
+
+
+@pytest.mark.parametrize("name", sorted(MODES))
+def test_counters_are_exported(outcomes: dict[str, Future[dict[str, Any]]], name: str) -> None:
+    found = outcomes[name].result()
+    assert 0 < found["exported"]["treeverify_ddtree_steps_total"] <= found["report"]["steps"]
+    assert found["exported"]["treeverify_ddtree_gain"] > 0
 
 
 @pytest.mark.parametrize("name", sorted(MODES))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from typing import Protocol
+from typing import Any, Protocol
 
 STAGES = ("draft", "verify", "accept", "commit")
 
@@ -12,7 +12,7 @@ STAGES = ("draft", "verify", "accept", "commit")
 class Choices(Protocol):
     """Who chooses the widths (``auto.Auto``)."""
 
-    def report(self) -> dict[str, object] | None:
+    def report(self) -> dict[str, Any] | None:
         """What was chosen, as plain values."""
 
 
@@ -25,9 +25,9 @@ class Metrics:
         self._choices = choices
         self.simulated_acceptance: float | None = None
         """Tokens a step that are simulated, not the target's (`simulated`)."""
-        self.steps = self.request_steps = self.nodes = 0
+        self.steps = self.request_steps = self.nodes = self.plain_request_steps = 0
         self.accepted: Counter[int] = Counter()
-        """Requests' steps by acceptance length (tokens committed, the root counted)."""
+        """Requests' drafted steps by acceptance length (tokens committed, the root counted)."""
         self.restart_clocks()
 
     def restart_clocks(self) -> None:
@@ -42,28 +42,39 @@ class Metrics:
         return now
 
     def step(self, requests: int, width: int, count: int = 1) -> None:
-        """Count ``count`` steps of a batch when they are launched."""
+        """Count ``count`` steps of a batch when they are launched; of width 1 they are plain ones."""
         self.steps += count
         self.request_steps += count * requests
         self.nodes += count * requests * width
+        if width == 1:
+            self.plain_request_steps += count * requests
 
     def accept(self, drafted: list[int]) -> None:
-        """Count accepted draft tokens per request, once SGLang has them on the host."""
+        """Count accepted draft tokens per request of a drafted step, once SGLang has them on the host."""
         self.accepted.update(count + 1 for count in drafted)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that drafted steps committed."""
+        return sum(length * count for length, count in self.accepted.items())
+
+    def choices(self) -> dict[str, Any] | None:
+        """The choices of widths so far as plain values, None where the width is fixed."""
+        return None if self._choices is None else self._choices.report()
 
     def report(self) -> dict[str, object]:
         """Return the counters as plain values."""
         known = sum(self.accepted.values())
-        tokens = sum(length * count for length, count in self.accepted.items())
         return {
             "width": self.width,
             "block": self.block,
             "steps": self.steps,
             "request_steps": self.request_steps,
+            "plain_request_steps": self.plain_request_steps,
             "nodes": self.nodes,
             "simulated_acceptance": self.simulated_acceptance,
-            "acceptance_length": tokens / known if known else None,
+            "acceptance_length": self.tokens / known if known else None,
             "acceptance_lengths": {str(length): self.accepted[length] for length in sorted(self.accepted)},
             "host_seconds": dict(self.seconds),
-            "auto": None if self._choices is None else self._choices.report(),
+            "auto": self.choices(),
         }

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from typing import Any
 
 from treeverify.errors import ConfigError
+from treeverify.integrations.sglang.compat import metrics_enabled, place
 from treeverify.integrations.sglang.ddtree import algorithm, compat, draft_backend, hooks
+from treeverify.integrations.sglang.ddtree.exported import Exported
 from treeverify.integrations.sglang.ddtree.metrics import Metrics
 
 KEY = "ddtree"
 _block: int | None = None
 _workers: list[Metrics] = []
+logger = logging.getLogger(__name__)
 
 
 def register() -> None:
@@ -29,7 +34,23 @@ def _factory(server_args: Any) -> type:
     del server_args
     hooks.install(algorithm.NAME, algorithm.refuse_request)
     hooks.add_to_report(KEY, report)
-    return extend(compat.worker_class(), _read_block, _workers.append)
+    return extend(compat.worker_class(), _read_block, _add)
+
+
+def _add(metrics: Metrics, runner: Any) -> Callable[[], None]:
+    """Report ``metrics`` from now on; returns what exports them now and then, if this server does so."""
+    _workers.append(metrics)
+    exported = [Exported(*place(runner))] if metrics_enabled() else []
+
+    def export() -> None:
+        try:
+            for one in exported:
+                one.tick(metrics)
+        except Exception:
+            exported.clear()
+            logger.exception("treeverify: exporting DDTREE's metrics failed, serving goes on without them")
+
+    return export
 
 
 def _fill(server_args: Any) -> None:

@@ -46,6 +46,8 @@ class Steps:
         if torch.device(worker.device).type == "cuda":
             compiled.prepare(torch.device(worker.device))  # loading cannot be captured
         self.metrics = Metrics(width, block, self.auto)
+        self.after: Callable[[], None] = lambda: None
+        """Called after each step."""
         self._simulated = simulated.settings()
         if self._simulated is not None:
             self.metrics.simulated_acceptance = self._simulated.length
@@ -91,9 +93,9 @@ class Steps:
 
     def verified(self, drafts: list[int]) -> None:
         """Count and learn from the outcome of a step: accepted draft tokens of each request."""
-        if self.auto is not None and self.auto.verified(drafts):
-            drafts = [0] * (len(drafts) + sum(drafts))
-        self.metrics.accept(drafts)
+        if self.auto is None or not self.auto.verified(drafts):
+            self.metrics.accept(drafts)
+        self.after()
 
     def _rehearse(self, batch: graphs.Rehearsal, width: int) -> None:
         """A step that is nobody's; of width 0 its draft alone, of width 1 a run of plain steps."""
@@ -249,8 +251,11 @@ class Steps:
         output.hidden_states = None  # large; the scheduler would copy it to the host
 
 
-def extend(parent: type, block_of: Callable[[Any], int], add: Callable[[Metrics], None]) -> type:
-    """Return the worker class on top of DFLASH's; ``block_of`` reads the drafter's block, ``add`` takes counters."""
+def extend(parent: type, block_of: Callable[[Any], int], add: Callable[[Metrics, Any], Callable[[], None]]) -> type:
+    """Return the worker class on top of DFLASH's; ``block_of`` reads the drafter's block.
+
+    ``add`` takes counters and the target's runner; what it returns is called after each step.
+    """
 
     class DDTreeWorker(parent):  # type: ignore[misc]
         """DFLASH's worker with a tree between draft and verify."""
@@ -267,7 +272,7 @@ def extend(parent: type, block_of: Callable[[Any], int], add: Callable[[Metrics]
                 raise ConfigError(f"--speculative-algorithm DDTREE does not serve: {'; '.join(refused)}")
             compat.use_block(self, block)
             self.steps = Steps(self, block, width, ladder_of(block, width))
-            add(self.steps.metrics)
+            self.steps.after = add(self.steps.metrics, self.model_runner)
 
         def _maybe_build_draft_sampler(self) -> Any:
             """What the draft's graph runs after the drafter: the trees instead of an argmax."""
