@@ -221,7 +221,7 @@ def test_a_pause_is_one_of_batches_of_a_size() -> None:
 
 
 def test_what_steps_take_in_service_corrects_their_costs() -> None:
-    """By mode, size and rung; what was not seen takes what was measured."""
+    """By mode, size and rung; what was not seen takes what was measured, or most of the least that was."""
     chooser = choice.Choice({"off": table((1.0, 2.0, 3.0)), "on": table((1.0, 2.0, 3.0))}, RUN)
 
     def costs(requests: int, mode: str) -> list[float]:
@@ -230,10 +230,10 @@ def test_what_steps_take_in_service_corrects_their_costs() -> None:
     before = [1.0, 3.0, 4.0]
     assert costs(4, "on") == before
     chooser.correct({Kind("on", 4, 0): 2.0, Kind("on", 4, 2): 4.0})
-    assert costs(4, "on") == [1.0 + 2.0 / RUN, 3.0, 4.0 + 4.0]
+    assert costs(4, "on") == [1.0 + 2.0 / RUN, choice.LEAST_UNSEEN * (RUN + 2.0), 4.0 + 4.0]
     assert costs(3, "on") == costs(4, "on")
     assert costs(4, "off") == costs(2, "on") == costs(5, "on") == before
-    assert chooser._prices_of(("on", 4, 10)).relative == (1.0, 3.0 / 1.5, 8.0 / 1.5)
+    assert chooser._prices_of(("on", 4, 10)).relative == (1.0, 4.5 / 1.5, 8.0 / 1.5)
     assert chooser.report()["served_ms"] == [
         {"mode": "on", "requests": 4, "width": 1, "beyond_measured": 2.0},
         {"mode": "on", "requests": 4, "width": 5, "beyond_measured": 4.0},

@@ -21,6 +21,8 @@ from treeverify.tree.budget import RECENT, Calibration, Pauses, rates
 
 LEAST_SHARE = 0.25
 """Of its measured cost that a corrected one keeps at least."""
+LEAST_UNSEEN = 0.75
+"""Of the shortest step seen in service that one of a width not seen takes at least: the scheduler works in each."""
 RUN_MS = 8.0
 """Milliseconds of plain steps in a row that requests who wait, and readers of a text, are kept waiting at most."""
 
@@ -140,19 +142,22 @@ class Choice:
             measured, plain_ms = table.step_ms(requests, context), table.plain_ms(requests, context)
             run = max(1, min(self._run, int(RUN_MS / plain_ms)))
             measured[0] = run * plain_ms
-            step_ms = np.maximum(measured + self._beyond(mode, size_of(requests)), LEAST_SHARE * measured)
+            step_ms = np.maximum(measured + self._beyond(measured, mode, size_of(requests)), LEAST_SHARE * measured)
             step_ms[0] /= run
             relative = (1.0, *(float(ms) for ms in step_ms[1:] / step_ms[0]))
             found = self._prices[at] = _Prices(run, tuple(measured.tolist()), step_ms, relative)
         return found
 
-    def _beyond(self, mode: str, size: int) -> NDArray[np.float64]:
-        """Milliseconds beyond the measured costs by rung; none of rungs that were not seen.
+    def _beyond(self, measured: NDArray[np.float64], mode: str, size: int) -> NDArray[np.float64]:
+        """Milliseconds beyond the measured costs by rung; a rung that was not seen takes ``LEAST_UNSEEN`` at least.
 
         The host's time is hidden behind a longer step: if what is not served were taken to be as much dearer as what
         is, it could look worse than it is for ever. If it looks better, it is served, and seen.
         """
-        return np.array([self._served.get(Kind(mode, size, rung), 0.0) for rung in range(len(self.ladder))])
+        seen = [self._served.get(Kind(mode, size, rung)) for rung in range(len(self.ladder))]
+        taken = [ms + beyond for ms, beyond in zip(measured, seen, strict=True) if beyond is not None]
+        least = LEAST_UNSEEN * min(taken, default=0.0)
+        return np.array([max(0.0, least - ms) if it is None else it for ms, it in zip(measured, seen, strict=True)])
 
     def _best_of(self, at: _At, step_ms: NDArray[np.float64], mass: NDArray[np.float64]) -> int:
         """Which rung above the first gives the most tokens per millisecond."""
