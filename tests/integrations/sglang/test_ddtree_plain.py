@@ -12,7 +12,7 @@ from treeverify.integrations.sglang.ddtree import compat, plain, worker
 from treeverify.integrations.sglang.ddtree.features import Features
 from treeverify.integrations.sglang.ddtree.metrics import Metrics
 from treeverify.integrations.sglang.ddtree.plain import Chains, Roots, run_of
-from treeverify.integrations.sglang.ddtree.served import FORGOTTEN, KEPT, Clock, Kind, size_of
+from treeverify.integrations.sglang.ddtree.served import FORGOTTEN, KEPT, LEAST, Clock, Kind, size_of
 from treeverify.ops.feature_gather.contract import Gathered
 
 BLOCK, WIDTH, DIM, VOCAB = 6, 9, 3, 50
@@ -201,6 +201,7 @@ def kind(rung: int) -> Kind:
 def timed(clock: Clock, rungs: str, step_s: float = 0.004, begin: float = 0.0) -> float:
     """Steps of 4 ms that were measured as 1 ms; returns when the next one begins."""
     for rung in rungs:
+        clock.end(begin)
         clock.begin(kind(int(rung)), 1.0, begin)
         begin += step_s
     return begin
@@ -208,21 +209,25 @@ def timed(clock: Clock, rungs: str, step_s: float = 0.004, begin: float = 0.0) -
 
 def test_a_step_counts_if_the_two_before_it_were_alike() -> None:
     clock = Clock()
-    timed(clock, "111")
-    assert clock.medians() == {}, "the third has not ended"
-    clock = Clock()
-    timed(clock, "1112")
+    begin = timed(clock, "1" * (LEAST + 2))
+    assert clock.medians() == {}, "the last has not ended"
+    assert clock.end(begin), "it is not told when a kind is seen"
     assert clock.medians() == pytest.approx({kind(1): 3.0})
     clock = Clock()
-    timed(clock, "1121122112")
+    begin = timed(clock, "1112" * LEAST)
+    assert not clock.end(begin), "told again"
+    assert clock.medians() == pytest.approx({kind(1): 3.0})
+    clock = Clock()
+    timed(clock, "1121122112" * LEAST)
     assert clock.medians() == {}
 
 
 def test_what_is_interrupted_does_not_count() -> None:
     clock = Clock()
-    begin = timed(clock, "111")
-    clock.interrupt()
-    timed(clock, "111", begin=begin + 9.0)
+    begin = 0.0
+    for _ in range(2 * LEAST):
+        begin = timed(clock, "111", begin=begin + 9.0)
+        clock.interrupt()
     assert clock.medians() == {}
 
 
@@ -238,7 +243,7 @@ def test_the_median_of_the_latest_steps_counts() -> None:
 
 def test_a_kind_that_is_not_seen_again_is_forgotten() -> None:
     clock = Clock()
-    begin = timed(clock, "1111")
+    begin = timed(clock, "1" * (LEAST + 3))
     begin = timed(clock, "0" * (FORGOTTEN - 8), begin=begin)
     assert set(clock.medians()) == {kind(0), kind(1)}
     timed(clock, "0" * 16, begin=begin)

@@ -5,7 +5,7 @@ memory behind its draft. They are looked at when SGLang hands in the
 accepted lengths of that very step (``on_verify_complete_cpu``): by then it has waited for a copy of its own that was
 issued later on the same stream. So each rank sees the numbers of a step at the same place among its steps, and the
 numbers are the same: the ranks hold one tree. Costs are rank 0's, and so are the times of served steps, which the ranks
-exchange once in ``EVERY`` steps.
+exchange once in ``EVERY`` steps, and where a kind of steps has just been seen.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from treeverify.integrations.sglang.ddtree.costs import Step, costs_of
 from treeverify.integrations.sglang.ddtree.served import Clock
 
 EVERY = 32
-"""Steps between corrections of the costs."""
+"""Steps between corrections of the costs, at most."""
 LOOK = 4
 """Steps between drafts whose scores are looked at; the accepted lengths of all are."""
 _AHEAD = 2
@@ -56,11 +56,12 @@ class Auto:
         """Choose what the next step is, which is that of ``batch``."""
         assert self._choice is not None
         self._steps += 1
-        if self._steps % EVERY == 0:
+        now = perf_counter()
+        if self._clock.end(now) or self._steps % EVERY == 0:
             self._choice.correct(graphs.from_first_rank(self._clock.medians()))
         context = sum(req.seqlen for req in batch.reqs) // len(batch.reqs)
         plan = self._choice.plan(len(batch.reqs), max(1, context), modes.current().mode)
-        self._clock.begin(plan.kind, plan.measured_ms, perf_counter())
+        self._clock.begin(plan.kind, plan.measured_ms, now)
         self._launched.append((plan, None))
         return plan
 

@@ -21,7 +21,7 @@ from treeverify.tree.budget import RECENT, Calibration, Pauses, rates
 
 LEAST_SHARE = 0.25
 """Of its measured cost that a corrected one keeps at least."""
-LEAST_UNSEEN = 0.75
+LEAST_UNSEEN = 0.8
 """Of the shortest step seen in service that one of a width not seen takes at least: the scheduler works in each."""
 RUN_MS = 8.0
 """Milliseconds of plain steps in a row that requests who wait, and readers of a text, are kept waiting at most."""

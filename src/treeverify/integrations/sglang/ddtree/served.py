@@ -14,8 +14,10 @@ from typing import NamedTuple
 
 KEPT = 32
 """Latest steps of a kind, of which the median counts."""
-FORGOTTEN = 4096
-"""Steps after which a kind that was not seen again is forgotten: a busy hour must not decide for ever."""
+LEAST = 4
+"""Steps of a kind that must have been seen before it counts as seen."""
+FORGOTTEN = 256
+"""Steps after which a kind that was not seen again is forgotten: a busy second must not decide for ever."""
 _ALIKE = 3
 
 
@@ -45,12 +47,21 @@ class Clock:
         self._last: Kind | None = None
         self._alike, self._begun, self._measured = 0, 0.0, 0.0
 
+    def end(self, now: float) -> bool:
+        """The last step ends at ``now`` seconds, where the next one is chosen; True if its kind counts as seen now.
+
+        Alike on every rank, as the steps are, but for the times.
+        """
+        self._steps += 1
+        if self._alike < _ALIKE or self._last is None:
+            return False
+        found = self._excess[self._last]
+        found.append(1e3 * (now - self._begun) - self._measured)
+        self._seen[self._last] = self._steps
+        return len(found) == LEAST
+
     def begin(self, kind: Kind, measured_ms: float, now: float) -> None:
         """A step is about to be launched at ``now`` seconds; ``measured_ms`` is what it cost at the start."""
-        self._steps += 1
-        if self._alike >= _ALIKE and self._last is not None:
-            self._excess[self._last].append(1e3 * (now - self._begun) - self._measured)
-            self._seen[self._last] = self._steps
         self._alike = self._alike + 1 if kind == self._last else 1
         self._last, self._begun, self._measured = kind, now, measured_ms
 
@@ -62,4 +73,4 @@ class Clock:
         """Milliseconds beyond the measured ones by kind, of kinds that were seen of late."""
         for kind in [kind for kind, step in self._seen.items() if self._steps - step > FORGOTTEN]:
             del self._seen[kind], self._excess[kind]
-        return {kind: median(found) for kind, found in self._excess.items()}
+        return {kind: median(found) for kind, found in self._excess.items() if len(found) >= LEAST}
