@@ -19,6 +19,15 @@ BLOCK, WIDTH, DIM, VOCAB = 6, 9, 3, 50
 RUN = run_of(BLOCK)
 
 
+SAMPLING = SimpleNamespace(
+    is_all_greedy=False,
+    temperatures=torch.ones(2, 1),
+    top_ks=torch.tensor([1, 1 << 30]),
+    top_ps=torch.ones(2),
+    min_ps=torch.zeros(2),
+)
+
+
 def follows(token: int, position: int) -> int:
     """What a toy target gives after a token."""
     return (7 * token + 3 * position + 1) % VOCAB
@@ -127,31 +136,39 @@ def test_a_smaller_batch_after_a_larger_one(monkeypatch: pytest.MonkeyPatch) -> 
         assert found.next_token_ids.tolist()[::run] == [follows(1, 6), follows(2, 3)]
 
 
-def test_what_is_no_token_is_not_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sampled step whose logits are NaN ends with -1; SGLang ends the request there."""
+@pytest.mark.parametrize("at", range(1, RUN + 1))
+def test_what_is_no_token_ends_the_request(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+    """A sampled step whose logits are NaN gives -1; SGLang ends the request there. The other request goes on."""
     toy, stock = Toy(monkeypatch), worker.Steps._next
+    toy.steps._seeds = None
 
     def following(steps: Any, *arguments: Any) -> Any:
         found = stock(steps, *arguments)
-        return found - found - 1 if len(toy.verified) == 2 else found
+        if len(toy.verified) == at:
+            found[0] = -1
+        return found
 
     monkeypatch.setattr(worker.Steps, "_next", following)
-    found = toy.run([5], [3])
-    assert toy.verified[2][0] == [0]
-    assert found.next_token_ids.tolist()[:2] == [follows(3, 5), -1]
+    found = toy.run([5, 8], [3, 4], SAMPLING)
+    tokens = found.next_token_ids.view(2, RUN)
+    assert tokens[0, at - 1] == -1
+    assert (tokens[0, : at - 1] >= 0).all()
+    assert (tokens[1] >= 0).all()
+    assert all(ids[0] >= 0 for ids, _, _ in toy.verified), "it was looked up"
+    assert found.accept_lens.tolist() == [at, RUN]
+    assert found.new_seq_lens.tolist() == [5 + at, 8 + RUN]
+    assert toy.published == [[5 + at, 8 + RUN]]
+    assert found.next_draft_input.bonus_tokens.tolist() == [-1, tokens[1, -1]]
+    (rows,) = toy.appended
+    assert rows.slots[0, at:].tolist() == [0] * (BLOCK - at), "what came after it was kept"
+    assert rows.slots[:, :at].all()
+    assert rows.slots[1, :RUN].all()
 
 
 def test_a_run_draws_where_requests_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each step at its own place of the numbers: as steps one at a time would, whatever the batch."""
     toy, sure = Toy(monkeypatch), 1e4
     toy.steps._seeds = None
-    sampling = SimpleNamespace(
-        is_all_greedy=False,
-        temperatures=torch.ones(2, 1),
-        top_ks=torch.tensor([1, 1 << 30]),
-        top_ps=torch.ones(2),
-        min_ps=torch.zeros(2),
-    )
     asked, stock = [], worker.uniforms
     monkeypatch.setattr(worker, "uniforms", lambda *given: (asked.append(given[1].tolist()), stock(*given))[1])
     verify = toy.verify
@@ -162,7 +179,7 @@ def test_a_run_draws_where_requests_sample(monkeypatch: pytest.MonkeyPatch) -> N
         return found
 
     monkeypatch.setattr(compat, "run_verify", sharper)
-    found = toy.run([5, 8], [3, 4], sampling)
+    found = toy.run([5, 8], [3, 4], SAMPLING)
     assert asked == [[5 + place, 8 + place] for place in range(RUN)]
     greedy = Toy(monkeypatch).run([5, 8], [3, 4])
     assert found.next_token_ids.tolist() == greedy.next_token_ids.tolist()

@@ -46,20 +46,30 @@ class Chains:
     def __init__(self, columns: int, device: torch.device | str) -> None:
         """Of paths that have ``columns``."""
         self._columns, self._device = columns, device
-        self._after = torch.arange(columns + 1, device=device).unsqueeze(1)
+        self._places = torch.arange(columns, device=device)
         self._known: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         """Paths and lengths of the largest batch so far, by run."""
 
     def lengths(self, lengths: torch.Tensor, run: int) -> torch.Tensor:
-        """Committed tokens ``[run + 1, batch]`` int64 before each step and after the last, from those before it."""
-        return lengths + self._after[: run + 1]
+        """Committed tokens ``[run, batch]`` int64 before each step, from those before the first."""
+        return lengths + self._places[:run].unsqueeze(1)
 
-    def accepted(self, tokens: torch.Tensor) -> Accepted:
-        """The outcome of a run that gave ``tokens [batch, run]`` int64."""
+    def accepted(self, tokens: torch.Tensor, drawn: bool) -> Accepted:
+        """The outcome of a run that gave ``tokens [batch, run]`` int64.
+
+        Where they were ``drawn``, logits of NaN give -1, which is no token: the request ends there, as with a tree, and
+        nothing of what was computed after it may be taken for its text.
+        """
         requests, run = tokens.shape
         if run not in self._known or requests > len(self._known[run][0]):
             path = torch.full((requests, self._columns), NO_NODE, dtype=torch.int32, device=self._device)
             path[:, :run] = torch.arange(run, device=self._device)
             self._known[run] = path, torch.full((requests,), run, dtype=torch.int32, device=self._device)
         path, lengths = self._known[run]
-        return Accepted(path[:requests], lengths[:requests], tokens, tokens[:, -1].contiguous())
+        path, lengths = path[:requests], lengths[:requests]
+        if not drawn:
+            return Accepted(path, lengths, tokens, tokens[:, -1].contiguous())
+        before = (tokens < 0).cumsum(1)[:, :-1]
+        lengths = (before == 0).sum(1, dtype=torch.int32) + 1
+        path = torch.where(self._places < lengths.unsqueeze(1), path, NO_NODE)
+        return Accepted(path, lengths, tokens, tokens.gather(1, lengths.long().unsqueeze(1) - 1).squeeze(1))

@@ -116,21 +116,22 @@ class Steps:
         lengths, tokens, given, rows = chains.lengths(window.lengths, run), window.block.ids[:, 0], [], []
         mask = self._mask_of(window, 1).fill_(1)  # cells of prefixes are not read, and a root sees itself
         begin = spent("draft", begin)
-        for here in window.each(lengths[:-1]):
+        for here in window.each(lengths):
             verified = self._run(batch, here, tokens.unsqueeze(1), here.lengths, mask)
             begin = spent("verify", begin)
             given.append(self._next(batch, here, tokens, verified.logits_output.next_token_logits))
-            tokens = given[-1].clamp(min=0)  # -1 is no token: the request ends there
+            tokens = given[-1].clamp(min=0)  # -1 is no token
             rows.append(verified.logits_output.hidden_states.clone())  # the next step overwrites a graph's output
             begin = spent("accept", begin)
+        chain = chains.accepted(torch.stack(given, 1), drawn=not is_greedy(batch.sampling_info))
+        after = window.lengths + chain.lengths
         if on_publish is not None:
-            on_publish(lengths[-1])
+            on_publish(after)
             begin = perf_counter()
-        chain = chains.accepted(torch.stack(given, 1))
         verified.logits_output.hidden_states = torch.stack(rows, 1).flatten(0, 1)
         self._append(window.front(run), chain, verified.logits_output)  # the KV rows are in their places
         spent("commit", begin)
-        return self._result(verified, chain, lengths[-1], run)
+        return self._result(verified, chain, after, run)
 
     def _step(self, batch: Any, on_publish: Callable[[torch.Tensor], None] | None, width: int, live: bool) -> Any:
         """A draft, its tree, and what follows."""
