@@ -273,6 +273,7 @@ def test_a_run_counts_as_its_steps() -> None:
         ((1.0, 1.2, 3.0), add, 8.0, 4.0, 5),  # by the costs of the start a narrower tree would pay more
         ((1.0, 1.2, 1.5), max, 4.5, 2.4, 1),  # a run that was never seen is not as much dearer as a tree
         ((1.0, 4.0, 6.0), max, 7.0, 4.0, 5),  # nor is a wider tree as much as a narrower one
+        ((0.5, 0.55, 0.6), add, 2.5, 3.5, 5),  # the cold steps are those of the best width
     ],
 )
 def test_what_the_host_does_beside_the_steps_is_learned(
