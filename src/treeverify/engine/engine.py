@@ -273,7 +273,7 @@ class Engine:
         self.metrics.tokens += len(new)
         if request.finish is not None:
             self._scheduler.end(request)
-        return Output(request.id, new, request.finish)
+        return Output(request.id, new, request.finish, request.logprobs[len(request.logprobs) - len(new) :])
 
     def _tokens_of(self, request_id: int) -> Iterator[list[int]]:
         request = self._known(request_id)

@@ -206,6 +206,7 @@ class Output:
     request_id: int
     tokens: list[int]
     finish: FinishReason | None
+    logprobs: list[TokenLogprob] = field(default_factory=list)  # one per token where the request asked for them
 
 
 @dataclass(frozen=True)
