@@ -116,10 +116,10 @@ def _mine() -> Implementation:
 def _bind(host: str, port: int) -> socket.socket:
     """A listening socket at a name or an address (IPv6 ones with brackets or without); ``::`` takes IPv4 as well."""
     try:
-        found = socket.getaddrinfo(_bare(host), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, *_, address = min(found, key=lambda info: info[0] != socket.AF_INET)  # a name's IPv4 address first
+        found = socket.getaddrinfo(_bare(host), None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, *_, (address, _, *rest) = min(found, key=lambda info: info[0] != socket.AF_INET)  # a name's IPv4 first
         dual = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
-        return socket.create_server(address, family=family, dualstack_ipv6=dual)
+        return socket.create_server((address, port, *rest), family=family, dualstack_ipv6=dual)
     except (OSError, OverflowError, UnicodeError) as error:
         raise ConfigError(f"{_place(host, port)}: cannot be bound: {error}") from None
 
