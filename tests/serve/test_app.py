@@ -95,8 +95,6 @@ def test_a_live_switch_takes_effect_and_is_counted(serve):
         ({"text": "x", "return_logprob": False, "top_logprobs_num": 1}, "top_logprobs_num: needs return_logprob"),
         ({"text": "x", "return_logprob": None, "token_ids_logprob": [1]}, "token_ids_logprob: not a field"),
         ({"text": "x", "return_text_in_logprobs": True}, "return_text_in_logprobs: not a field"),
-        ({"text": ""}, "at least one token"),
-        ({"text": "", "input_ids": []}, "at least one token"),
         ({"text": "x", "logprob_start_len": 0}, "logprob_start_len"),
         ({"text": "x", "input_ids": [1]}, "text and input_ids|both"),
         ({}, "neither"),

@@ -98,10 +98,12 @@ def test_the_folder_of_another_servers_metrics_is_left_alone(tmp_path, name, exi
     script = """
 import prometheus_client
 from treeverify.control.schema import PluginState, RankState
+from treeverify.env import VerifyMode
 from treeverify.serve.metrics import Requests
 requests = Requests()
 requests.done(3, 0.5)
-rank = RankState(rank=0, pid=1, mode="off", allowed=["off"], switches=0, switched_at=-1, backends=[])
+mode = VerifyMode.OFF
+rank = RankState(rank=0, pid=1, mode=mode, allowed=[mode], switches=0, switched_at=-1, backends=[])
 print(requests.exposition(PluginState(version="0", engine="embedded", ranks=[rank])).decode())
 """
     done = subprocess.run(

@@ -31,7 +31,7 @@ Listener = Callable[[list[int], list[TokenLogprob]], None]
 
 @dataclass(frozen=True)
 class _Waiting:
-    """Who waits for a request of the engine. A cancelled ``answer``: nobody any longer."""
+    """Who waits for a request of the engine."""
 
     answer: Future[Result]
     listen: Listener | None
@@ -41,7 +41,7 @@ class Worker:
     """Runs the engine's steps while there are requests, and sleeps otherwise.
 
     A step that raises ends every running request with that error; the engine goes on with the next ones. A request
-    whose future is cancelled is aborted before the next step.
+    whose future is cancelled is aborted between two steps, as commands are.
     """
 
     def __init__(self, engine: Engine, tally: Tally, allowed: tuple[VerifyMode, ...]) -> None:
@@ -88,7 +88,12 @@ class Worker:
             if not answer.cancelled():
                 self._waiting[self._engine.submit(prompt, params, **options)] = _Waiting(answer, listen)
 
+        def leave() -> None:
+            for request in [request for request, waiting in self._waiting.items() if waiting.answer is answer]:
+                self._drop(request)
+
         self._put(submit, answer)
+        answer.add_done_callback(lambda _: self._put(leave, Future()) if answer.cancelled() else None)
         return answer
 
     def switch(self, mode: VerifyMode) -> Future[bool]:
@@ -151,13 +156,7 @@ class Worker:
                 except Exception as error:
                     log.exception("a request could not be taken")
                     _fail(answer, error)
-            self._abort_left()
             self._step()
-
-    def _abort_left(self) -> None:
-        """Abort the requests that nobody waits for any longer."""
-        for request in [request for request, waiting in self._waiting.items() if waiting.answer.cancelled()]:
-            self._drop(request)
 
     def _step(self) -> None:
         try:
