@@ -59,7 +59,7 @@ def test_the_page_says_what_the_records_say(records):
 def test_the_page_states_what_was_not_measured(records):
     text = " ".join(page(records).split())
     assert "NVIDIA H200, driver 580.0" in text
-    assert "1.7-4.2x over its naive baseline and 3-6x end to end on an RTX PRO 6000" in text
+    assert "1.7-4.2x over its naive baseline on an RTX PRO 6000 (sm_120), and 3-6x end to end" in text
     assert "compiled and resource-checked, not measured" in text
 
 

@@ -1,6 +1,6 @@
 """The page of the attention benchmark, made from its records: tables, comparisons, roofline plot. Nothing is typed in.
 
-``python -m treeverify.bench.roofline RECORDS.jsonl --page docs/attention-benchmark.md --plot docs/roofline.svg``
+``python -m treeverify.bench.roofline RECORDS.jsonl`` writes ``docs/evidence/attention-benchmark.md`` and its plot
 """
 
 from __future__ import annotations
@@ -46,19 +46,27 @@ COMPARISONS: tuple[tuple[str, str], ...] = (
 )
 OURS = ("treeverify-portable", "treeverify-portable-99k")
 _CONTEXT = """\
-For orientation: an earlier kernel of this kind reached 1.7-4.2x over its naive baseline and 3-6x end to end on an RTX
-PRO 6000 (sm_120). On sm_120 the kernels here are compiled and resource-checked, not measured: `treeverify-portable-99k`
-keeps within the 99 KiB of shared memory that sm_86, sm_89 and sm_120 have, but its times below are those of the GPU
-named above.
+Our tree-verify kernel beside the kernels that serve MLA today, with the machine's own ceilings.
+
+- `treeverify-portable-99k` keeps within the 99 KiB of shared memory that sm_86, sm_89 and sm_120 have. Its times below
+  are those of the GPU named at the end of this page.
+- On sm_120 the kernels are compiled and resource-checked, not measured.
+- For orientation: an earlier kernel of this kind reached 1.7-4.2x over its naive baseline on an RTX PRO 6000 (sm_120),
+  and 3-6x end to end.
 """
 
 _LEGEND = """\
-Point: requests / nodes / query heads / prefix tokens. `floor`: the larger of least bytes over the copy rate (me) and
-operations over the matrix rate (mm), both measured in the same run. CUDA-graph replays over rotated KV sets that
-outgrow L2; random data, random trees; medians of interleaved rounds. `scatter`: slots in random order; `contig`: in a
-row; `page64`: random pages of 64. `fa2-mla`, `fa3-causal` and `flashmla-causal` know no tree: they compute a causal
-chain. `-served`: the same kernel in a graph that must serve any prefix, so that it is told no bound on the lengths; the
-others' hosts know them.
+How to read the table:
+
+- *Point*: requests / nodes / query heads / prefix tokens.
+- *Floor*: the larger of least bytes over the copy rate (me) and operations over the matrix rate (mm). Both rates were
+  measured in the same run.
+- *Layouts*: slots in random order, or in a row (`contig`), or in random pages of 64 (`page64`).
+- `fa2-mla`, `fa3-causal` and `flashmla-causal` know no tree. They compute a causal chain.
+- `-served` is the same kernel in a graph that must serve any prefix, so it is told no bound on the lengths. The hosts
+  of the others know the lengths.
+- Times are medians of interleaved rounds of CUDA-graph replays. KV sets rotate and outgrow L2.
+- Data and trees are random.
 """
 
 
@@ -107,7 +115,7 @@ def page(records: Sequence[record.Record], plot: str | None = None) -> str:
     """The whole Markdown page; ``plot`` is the picture's address relative to it."""
     results = Results.of(records)
     newest = max((entry for entry in records if entry["benchmark"] == "attention"), key=lambda entry: entry["date"])
-    parts = ["# Attention benchmark\n", _header(newest, results), _CONTEXT]
+    parts = ["# Attention benchmark\n", _CONTEXT]
     if plot is not None:
         parts.append(f"![Roofline]({plot})\n")
     parts += ["## Microseconds per call (times the floor)\n", times_table(results), _LEGEND]
@@ -115,6 +123,7 @@ def page(records: Sequence[record.Record], plot: str | None = None) -> str:
     parts += ["## Share of the ceilings\n", share_table(results)]
     parts += ["## Relative error against float64\n", error_table(results)]
     parts += ["## Not measured\n", missing_list(results)]
+    parts += ["## Machine\n", _machine(newest, results)]
     return "\n".join(part.rstrip("\n") + "\n" for part in parts)
 
 
@@ -191,13 +200,14 @@ def missing_list(results: Results) -> str:
     return "\n".join(lines)
 
 
-def _header(newest: record.Record, results: Results) -> str:
-    rates = ", ".join(
-        f"{name} {rate / 1e12:.2f} {'TB/s' if name == 'copy' else 'TFLOP/s'}" for name, rate in results.ceilings.items()
+def _machine(newest: record.Record, results: Results) -> str:
+    rates = "\n".join(
+        f"| {name} | {rate / 1e12:.2f} {'TB/s' if name == 'copy' else 'TFLOP/s'} |"
+        for name, rate in results.ceilings.items()
     )
     return (
-        f"{newest['gpu']}, driver {newest['driver']}, torch {newest['torch']}, commit {newest['commit']}, "
-        f"{newest['date']}. Measured ceilings: {rates}.\n"
+        f"{newest['gpu']}, driver {newest['driver']}, torch {newest['torch']}, {newest['date'][:10]}. The records name "
+        f"their commit.\n\n| measured ceiling | rate |\n|---|---|\n{rates}\n"
     )
 
 
@@ -225,8 +235,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Command line: ``python -m treeverify.bench.roofline``."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("records", type=Path, nargs="+")
-    parser.add_argument("--page", type=Path, default=Path("docs/attention-benchmark.md"))
-    parser.add_argument("--plot", type=Path, default=Path("docs/attention-roofline.svg"))
+    parser.add_argument("--page", type=Path, default=Path("docs/evidence/attention-benchmark.md"))
+    parser.add_argument("--plot", type=Path, default=Path("docs/evidence/img/attention-roofline.svg"))
     chosen = parser.parse_args(arguments)
     records = [entry for path in chosen.records for entry in record.read(path)]
     draw(records, chosen.plot)

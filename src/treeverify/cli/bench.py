@@ -137,9 +137,9 @@ def tree_ops(context: typer.Context) -> None:
 @app.command()
 def pages(
     results: Annotated[Path, typer.Option(help="Folder of the records.")] = Path("benchmarks/results"),
-    docs: Annotated[Path, typer.Option(help="Folder of the pages.")] = Path("docs"),
+    docs: Annotated[Path, typer.Option(help="Folder of the pages.")] = Path("docs/evidence"),
 ) -> None:
-    """Make the acceptance and speed pages anew from the newest records; measures nothing."""
+    """Make the acceptance and speed pages and the picture of a step anew from the records; measures nothing."""
     from treeverify.bench.pages import write_pages
 
     for path in write_pages(results, docs):
