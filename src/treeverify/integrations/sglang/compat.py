@@ -16,12 +16,18 @@ from typing import Any, NamedTuple
 import torch
 
 from treeverify.integrations.sglang.calls import WRITE_LOC, layer_option
-from treeverify.integrations.sglang.names import check_assigned, check_parameters, find, mismatch, read, version
+from treeverify.integrations.sglang.names import (
+    check_assigned,
+    check_parameters,
+    check_version,
+    find,
+    mismatch,
+    read,
+)
 from treeverify.ops.tree_attention.contract import CUDA_LIMITS, LATENT, ROPE, ROW
 
 BACKEND = "treeverify"
 CLASS_NAME = "TreeverifyAttnBackend"
-OLDEST, NEWEST = (0, 5, 17), (0, 5, 23)
 
 _REGISTRY = "sglang.srt.layers.attention.attention_registry"
 _TRITON = "sglang.srt.layers.attention.triton_backend"
@@ -83,14 +89,14 @@ class Facts(NamedTuple):
 
 def check_registration() -> None:
     """Check what the plugin needs to register; raises ``ConfigError``."""
-    _check_version()
+    check_version()
     for path in _AT_REGISTRATION:
         check_parameters(path, _PARAMETERS[path])
 
 
 def check() -> None:
     """Check every name and signature; raises ``ConfigError``."""
-    _check_version()
+    check_version()
     for path in _PARAMETERS:
         check_parameters(path, _PARAMETERS[path])
     check_assigned(SCHEDULER, "server_args tp_cpu_group attn_tp_cpu_group forward_ct")
@@ -214,10 +220,3 @@ def _layers(runner: Any) -> Iterator[Any]:
     for module in model.modules() if isinstance(model, torch.nn.Module) else ():
         if isinstance(module, kind) and (module.qk_head_dim, module.v_head_dim) == (ROW, LATENT):
             yield module
-
-
-def _check_version() -> None:
-    parts = tuple(int(part) for part in version().split(".")[:3] if part.isdigit())
-    if not OLDEST <= parts <= NEWEST:
-        oldest, newest = (".".join(map(str, bound)) for bound in (OLDEST, NEWEST))
-        raise mismatch("sglang.version", f"{oldest} to {newest}", version())
