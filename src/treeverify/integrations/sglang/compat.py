@@ -9,25 +9,24 @@ replaces its functions; what both touch is listed here.
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
+from packaging.version import InvalidVersion, Version
 
+from treeverify.env import untested_sglang
 from treeverify.integrations.sglang.calls import WRITE_LOC, layer_option
-from treeverify.integrations.sglang.names import (
-    check_assigned,
-    check_parameters,
-    check_version,
-    find,
-    mismatch,
-    read,
-)
+from treeverify.integrations.sglang.names import check_assigned, check_parameters, find, mismatch, read, version
 from treeverify.ops.tree_attention.contract import CUDA_LIMITS, LATENT, ROPE, ROW
 
 BACKEND = "treeverify"
 CLASS_NAME = "TreeverifyAttnBackend"
+OLDEST, NEWEST = "0.5.17", "0.5.23"
+"""The first and the last release of SGLang that were tested."""
+logger = logging.getLogger(__name__)
 
 _REGISTRY = "sglang.srt.layers.attention.attention_registry"
 _TRITON = "sglang.srt.layers.attention.triton_backend"
@@ -85,6 +84,24 @@ class Facts(NamedTuple):
     first_layer: int
     layers: int
     """One more than the largest layer number of this rank."""
+
+
+def check_version() -> None:
+    """Check that SGLang's release was tested; raises ``ConfigError`` unless KDTREE_UNTESTED_SGLANG allows another.
+
+    A local version (``+cu129``), a pre-release or a build from a commit counts as its release.
+    """
+    found, tested, allowed = version(), f"{OLDEST} to {NEWEST}", untested_sglang()
+    try:
+        within = Version(OLDEST) <= Version(Version(found).base_version) <= Version(NEWEST)
+    except InvalidVersion:
+        within = False
+    if within:
+        return
+    if not allowed:
+        switch = "KDTREE_UNTESTED_SGLANG=allow serves it if all names and signatures are as expected"
+        raise mismatch("sglang.version", tested, f"{found}; {switch}")
+    logger.warning("treeverify: SGLang %s was not tested, %s were; served by KDTREE_UNTESTED_SGLANG", found, tested)
 
 
 def check_registration() -> None:

@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import re
 from importlib import import_module, metadata
 from typing import Any
 
-from packaging.version import InvalidVersion, Version
-
-from treeverify.env import untested_sglang
 from treeverify.errors import ConfigError
-
-OLDEST, NEWEST = "0.5.17", "0.5.23"
-"""The first and the last release of SGLang that were tested."""
-logger = logging.getLogger(__name__)
 
 
 def version() -> str:
@@ -24,24 +16,6 @@ def version() -> str:
         return metadata.version("sglang")
     except metadata.PackageNotFoundError:
         return "unknown"
-
-
-def check_version() -> None:
-    """Check that SGLang's release was tested; raises ``ConfigError`` unless KDTREE_UNTESTED_SGLANG allows another.
-
-    A local version (``+cu129``), a pre-release or a build from a commit counts as its release.
-    """
-    found, tested, allowed = version(), f"{OLDEST} to {NEWEST}", untested_sglang()
-    try:
-        within = Version(OLDEST) <= Version(Version(found).base_version) <= Version(NEWEST)
-    except InvalidVersion:
-        within = False
-    if within:
-        return
-    if not allowed:
-        switch = "KDTREE_UNTESTED_SGLANG=allow serves others if all names and signatures are as expected"
-        raise mismatch("sglang.version", f"{tested} ({switch})", found)
-    logger.warning("treeverify: SGLang %s was not tested, %s were; served by KDTREE_UNTESTED_SGLANG", found, tested)
 
 
 def mismatch(name: str, expected: object, found: object) -> ConfigError:
