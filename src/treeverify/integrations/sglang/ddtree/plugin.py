@@ -41,8 +41,12 @@ def _add(metrics: Metrics, runner: Any) -> Callable[[], None]:
     _workers.append(metrics)
     exported = [Exported(*place(runner))] if metrics_enabled() else []
 
+    def tick() -> None:
+        for one in exported:
+            one.tick(metrics)
+
     def export() -> None:
-        if isinstance(attempt(lambda: [one.tick(metrics) for one in exported]), Failed):
+        if isinstance(attempt(tick), Failed):
             exported.clear()  # for good, or it would be tried after each step
 
     return export
