@@ -10,15 +10,13 @@ negative: the signal.
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import signal
 import sys
 
-import httpx
-
 from treeverify.cli.main import main
+from treeverify.control import http
 from treeverify.cutover import acts, gates, journal, report, samples, tool, units  # noqa: F401  (imported once, here)
 
 
@@ -104,8 +102,6 @@ def serve():
 
 
 if __name__ == "__main__":
-    # each client would load the certificates anew, for plain HTTP to this machine
-    httpx._transports.default.create_ssl_context = functools.cache(httpx.create_ssl_context)
-    httpx.Client(trust_env=False).close()
+    http._trust()  # once, for all children
     serve()
     os._exit(0)

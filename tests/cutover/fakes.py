@@ -30,8 +30,8 @@ class FakeService:
         self.mode = mode.value
         return self.read()
 
-    def healthy(self):
-        return self.up
+    def require_healthy(self):
+        self.read()
 
     def refuses_logprobs(self, plan):
         return None

@@ -12,13 +12,13 @@ baseline as in the candidate.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from treeverify import jsonl
 from treeverify.errors import ConfigError
 
 
@@ -90,18 +90,11 @@ class Plan(_Frozen):
 
     @classmethod
     def from_file(cls, path: Path, **sizes: Any) -> Plan:
-        """Prompts from a JSONL file, one object a line: ``{"input": text or ids, "forced": the same, "name": ...}``.
+        """Prompts from JSON Lines, one object each: ``{"input": text or ids, "forced": the same, "name": ...}``.
 
         ``name`` may be left out. Raises ConfigError that names file and line.
         """
-        try:
-            lines = path.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path}: prompts cannot be read: {error}") from None
-        prompts = []
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                prompts.append(_parsed(f"{path}, line {number}", line, number))
+        prompts = [_parsed(place, found) for place, found in jsonl.read(path, "prompts")]
         try:
             return cls(prompts=prompts, **sizes)
         except ValidationError as error:
@@ -179,15 +172,11 @@ def collect(url: str, plan: Plan, on_progress: Progress | None = None) -> Sample
     return Asking(url, plan, on_progress).sample()
 
 
-def _parsed(place: str, line: str, number: int) -> Prompt:
-    try:
-        found = json.loads(line)
-    except ValueError as error:
-        raise ConfigError(f"{place}: not JSON: {error}") from None
+def _parsed(place: str, found: object) -> Prompt:
     if not isinstance(found, dict):
         raise ConfigError(f"{place}: expected an object, got {type(found).__name__}")
     try:
-        return Prompt.model_validate({"name": f"line {number}", **found})
+        return Prompt.model_validate({"name": place.rpartition(", ")[2], **found})
     except ValidationError as error:
         raise ConfigError(f"{place}: {_first(error)}") from None
 
