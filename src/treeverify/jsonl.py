@@ -13,8 +13,8 @@ _BLANK = " \t\r"
 """What JSON lets stand around a value."""
 
 
-def read(path: Path, what: str) -> Iterator[tuple[str, Any]]:
-    """Yield the place, ``FILE, line N``, and the value of each line of ``path`` that is not blank.
+def read(path: Path, what: str) -> Iterator[tuple[int, Any]]:
+    """Yield the number, from 1, and the value of each line of ``path`` that is not blank.
 
     Lines end at ``\\n`` only: other line separators of Unicode may stand in a JSON text as they are. ``what`` says in
     messages what they are. Raises ConfigError that names the file, and the line where it is one's fault.
@@ -28,9 +28,8 @@ def read(path: Path, what: str) -> Iterator[tuple[str, Any]]:
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip(_BLANK):
             continue
-        place = f"{path}, line {number}"
         try:
             value = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise ConfigError(f"{place}: not JSON: {error}") from None
-        yield place, value
+            raise ConfigError(f"{path}, line {number}: not JSON: {error}") from None
+        yield number, value

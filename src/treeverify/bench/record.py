@@ -120,11 +120,11 @@ def environment(*, commit: str | None = None, device: int = 0) -> Record:
 def _lines(path: Path) -> Iterator[Record]:
     if not path.is_file():
         raise ConfigError(f"records: no such file: {path}")
-    for place, record in jsonl.read(path, "records"):
+    for number, record in jsonl.read(path, "records"):
         try:
             check(record)
         except (ValueError, TypeError, AttributeError) as error:
-            raise ConfigError(f"{place}: {error}") from error
+            raise ConfigError(f"{path}:{number}: {error}") from error
         yield record
 
 

@@ -94,7 +94,7 @@ class Plan(_Frozen):
 
         ``name`` may be left out. Raises ConfigError that names file and line.
         """
-        prompts = [_parsed(place, found) for place, found in jsonl.read(path, "prompts")]
+        prompts = [_parsed(path, number, found) for number, found in jsonl.read(path, "prompts")]
         try:
             return cls(prompts=prompts, **sizes)
         except ValidationError as error:
@@ -172,11 +172,12 @@ def collect(url: str, plan: Plan, on_progress: Progress | None = None) -> Sample
     return Asking(url, plan, on_progress).sample()
 
 
-def _parsed(place: str, found: object) -> Prompt:
+def _parsed(path: Path, number: int, found: object) -> Prompt:
+    place = f"{path}, line {number}"
     if not isinstance(found, dict):
         raise ConfigError(f"{place}: expected an object, got {type(found).__name__}")
     try:
-        return Prompt.model_validate({"name": place.rpartition(", ")[2], **found})
+        return Prompt.model_validate({"name": f"line {number}", **found})
     except ValidationError as error:
         raise ConfigError(f"{place}: {_first(error)}") from None
 
