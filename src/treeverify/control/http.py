@@ -92,7 +92,9 @@ def excerpt(text: str) -> str:
 
 def _checked(key: str | None) -> str | None:
     if key is not None and not (key.isascii() and key.isprintable() and key == key.strip()):
-        raise ConfigError("API key (TREEVERIFY_API_KEY): expected printable ASCII without blanks around it, got something else")
+        raise ConfigError(
+            "API key (TREEVERIFY_API_KEY): expected printable ASCII without blanks around it, got something else"
+        )
     return key
 
 

@@ -34,9 +34,12 @@ class Prompt(_Frozen):
     forced: str | list[int]
 
     @model_validator(mode="after")
-    def _same_kind(self) -> Prompt:
+    def _usable(self) -> Prompt:
         if type(self.input) is not type(self.forced) or not self.input:
             raise ValueError("input and forced: expected two texts or two lists of ids, input not empty")
+        for name, value in (("name", self.name), ("input", self.input), ("forced", self.forced)):
+            if isinstance(value, str) and any("\ud800" <= char <= "\udfff" for char in value):
+                raise ValueError(f"{name}: expected whole characters, got half of a surrogate pair")
         return self
 
     def upto(self, offset: int) -> str | list[int]:
