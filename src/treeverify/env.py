@@ -49,6 +49,17 @@ def allowed_modes() -> tuple[VerifyMode, ...]:
     return tuple(mode for mode in VerifyMode if mode in named)
 
 
+def untested_sglang() -> bool:
+    """``KDTREE_UNTESTED_SGLANG``: unset, SGLang releases that were not tested are refused; ``allow``, they are served.
+
+    Names and signatures are checked all the same. Raises ConfigError for anything else.
+    """
+    text = os.environ.get("KDTREE_UNTESTED_SGLANG")
+    if text not in (None, "allow"):
+        raise ConfigError(f"KDTREE_UNTESTED_SGLANG: expected allow, or to be unset; got {text!r}")
+    return text is not None
+
+
 def budget_by_cost() -> bool:
     """``KDTREE_BUDGET``: unset, the width of DDTREE's trees is fixed; ``auto``, it follows measured costs.
 

@@ -83,6 +83,9 @@ def test_overlap_scheduling(plain: dict[str, Any], outcomes: dict[str, Future[di
     assert ahead["together"] == plain["texts"]
     assert ahead["drawn"] == NEW
     assert ahead["slots"][0] == ahead["slots"][1]
+    check_accounts(ahead["accepted"], given=4 * (NEW - 1))
+    steps = sum(ahead["accepted"]["acceptance_lengths"].values())
+    assert steps < ahead["accepted"]["request_steps"], "no request ran a step beyond its end: nothing was tested"
 
 
 def test_the_end_of_a_step_in_buffers_of_larger_batches(
@@ -106,6 +109,21 @@ def test_the_end_of_the_context(outcomes: dict[str, Future[dict[str, Any]]]) -> 
         ddtree_scenarios.CONTEXT - 2 - len(ids) for ids in ddtree_scenarios.PROMPTS
     ]
     assert brim["slots"][0] == brim["slots"][1]
+
+
+def check_accounts(counted: dict[str, Any], given: int | None = None) -> None:
+    """Acceptance counts the tokens that texts hold, prefill's first ones aside, and the steps of live requests."""
+    lengths = {int(length): count for length, count in counted["acceptance_lengths"].items()}
+    tokens, steps = sum(length * count for length, count in lengths.items()), sum(lengths.values())
+    assert (tokens, steps) == (counted["given"], counted["request verify steps"])
+    assert counted["acceptance_length"] == tokens / steps
+    assert given in (None, tokens)
+
+
+def test_acceptance_counts_what_was_given_out(served: dict[str, Any]) -> None:
+    """Three texts that end at their limit, some inside a path; then all the others, stopped and aborted ones."""
+    check_accounts(served["accepted"], given=3 * (NEW - 1))
+    check_accounts(served["in all"])
 
 
 def test_trees_were_accepted(served: dict[str, Any]) -> None:
