@@ -229,17 +229,25 @@ def _leave_out(bench: _Bench, lost: DeviceLostError, rest: Sequence[Point]) -> N
                 _write_entry(bench, point, entry, [], None)
 
 
+ANCHORS, RECORDS = Path("benchmarks/anchors/h200-anchors.csv"), Path("benchmarks/results/attention.jsonl")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options of the command line."""
+    made = argparse.ArgumentParser(prog="treeverify bench attention", description=__doc__)
+    made.add_argument("--points", default="", help="Comma-separated, such as 1/9/8/128k; default: all of --anchors.")
+    made.add_argument("--anchors", type=Path, default=ANCHORS, help="File of the points.")
+    made.add_argument("--implementations", default=",".join(rivals.NAMES), help="Ours and rivals.")
+    made.add_argument("--output", type=Path, default=RECORDS, help="Append the records to this file.")
+    made.add_argument("--seconds", type=float, default=200.0, help="No new point begins after this long.")
+    made.add_argument("--rounds", type=int, default=5, help="Interleaved rounds of each point.")
+    made.add_argument("--commit", default=None, help="Written into the records; default: ask git.")
+    return made
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Command line of the benchmark: ``python -m treeverify.bench.attention``."""
-    parser = argparse.ArgumentParser(prog="treeverify bench attention", description=__doc__)
-    parser.add_argument("--points", default="", help="comma-separated, such as 1/9/8/128k; default: all of --anchors")
-    parser.add_argument("--anchors", type=Path, default=Path("benchmarks/anchors/h200-anchors.csv"))
-    parser.add_argument("--implementations", default=",".join(rivals.NAMES))
-    parser.add_argument("--output", type=Path, default=Path("benchmarks/results/attention.jsonl"))
-    parser.add_argument("--seconds", type=float, default=200.0, help="no new point begins after this long")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--commit", default=None, help="written into the records; default: ask git")
-    chosen = parser.parse_args(arguments)
+    chosen = parser().parse_args(arguments)
     texts = [text for text in chosen.points.split(",") if text]
     points = [parse_point(text) for text in texts] or load_points(chosen.anchors)
     options = Options(

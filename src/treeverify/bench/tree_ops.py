@@ -221,17 +221,27 @@ def run_point(
     return entries
 
 
+def parser() -> argparse.ArgumentParser:
+    """The options of the command line."""
+    made = argparse.ArgumentParser(prog="treeverify bench tree-ops", description=__doc__)
+    made.add_argument(
+        "--suites",
+        default="steps,vocab",
+        help="Of steps, vocab: the operators of a step, those that read a vocabulary.",
+    )
+    made.add_argument("--batches", default="1,16", help="Requests at once, for steps.")
+    made.add_argument("--budgets", default="16,32,64", help="Draft nodes beside the root, for steps.")
+    made.add_argument("--depth", type=int, default=15, help="Depth of the trees, for steps.")
+    records = Path("benchmarks/results/tree-ops.jsonl")
+    made.add_argument("--output", type=Path, default=records, help="Append the records to this file.")
+    made.add_argument("--rounds", type=int, default=15, help="Interleaved rounds.")
+    made.add_argument("--commit", default=None, help="Written into the records; default: ask git.")
+    return made
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Command line of the benchmark: ``python -m treeverify.bench.tree_ops``."""
-    parser = argparse.ArgumentParser(prog="treeverify bench tree-ops", description=__doc__)
-    parser.add_argument("--suites", default="steps,vocab", help="of steps (this file's), vocab (tree_ops_vocab)")
-    parser.add_argument("--batches", default="1,16", help="of steps")
-    parser.add_argument("--budgets", default="16,32,64")
-    parser.add_argument("--depth", type=int, default=15)
-    parser.add_argument("--output", type=Path, default=Path("benchmarks/results/tree-ops.jsonl"))
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--commit", default=None, help="written into the records; default: ask git")
-    chosen = parser.parse_args(arguments)
+    chosen = parser().parse_args(arguments)
     if not torch.cuda.is_available():
         raise ConfigError("bench tree-ops: no CUDA device")
     device = torch.device("cuda", torch.cuda.current_device())
