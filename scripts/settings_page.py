@@ -29,7 +29,7 @@ _INTRODUCTION = """\
 Every environment variable and every command-line option, in one table. For people who look up a name; the guides say
 when to use it.
 
-- Variables are read by the process that they are set for. A value that is not allowed is an error that names the variable.
+- Variables are read by the process that they are set for. A value that is not allowed is an error that names it.
 - Options are those of `treeverify COMMAND`. "Required" means that the command does not run without it.
 - Options of SGLang itself that matter here are in [SGLang](sglang.md) and [DDTREE](ddtree.md).
 
