@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from treeverify.errors import ConfigError
 
@@ -40,11 +38,11 @@ def read_text(name: str, file: Path | int) -> str:
         raise ConfigError(f"{name}: {error}") from None
 
 
-def json_lines(path: Path, what: str) -> Iterator[tuple[int, Any]]:
-    """Yield the number, from 1, and the value of each line of ``path`` that is not blank.
+def json_lines(path: Path, what: str) -> Iterator[tuple[int, str]]:
+    """Yield the number, from 1, and the text of each line of ``path`` that is not blank.
 
     Lines end at ``\\n`` only: other line separators of Unicode may stand in a JSON text as they are. ``what`` says in
-    messages what they are. Raises ConfigError that names the file, and the line where it is one's fault.
+    messages what they are. Raises ConfigError that names the file where it cannot be read.
     """
     try:
         text = path.read_bytes().decode().removeprefix("\ufeff")
@@ -53,10 +51,5 @@ def json_lines(path: Path, what: str) -> Iterator[tuple[int, Any]]:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: {what} cannot be read: {error}") from None
     for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip(_BLANK):
-            continue
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(f"{path}, line {number}: not JSON: {error}") from None
-        yield number, value
+        if line.strip(_BLANK):
+            yield number, line

@@ -117,6 +117,7 @@ def test_a_server_that_cannot_be_asked_is_an_error_before_the_first_request():
     [
         ('{"input": "a", "forced": "bcdefg"}\n{"input": 3}', "line 2: .*input"),
         ("not json", "line 1: not JSON"),
+        ("[" * 100_000, "line 1: not JSON"),
         ("[1]", "line 1: expected an object"),
         ('{"input": "a", "forced": [1]}', "line 1: .*two texts or two lists"),
         ('{"input": "a", "forced": "b"}', "forced: expected more than 4"),

@@ -120,8 +120,9 @@ def environment(*, commit: str | None = None, device: int = 0) -> Record:
 def _lines(path: Path) -> Iterator[Record]:
     if not path.is_file():
         raise ConfigError(f"records: no such file: {path}")
-    for number, record in json_lines(path, "records"):
+    for number, line in json_lines(path, "records"):
         try:
+            record = json.loads(line)
             check(record)
         except (ValueError, TypeError, AttributeError) as error:
             raise ConfigError(f"{path}:{number}: {error}") from error

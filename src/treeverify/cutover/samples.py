@@ -12,6 +12,7 @@ baseline as in the candidate.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -97,7 +98,7 @@ class Plan(_Frozen):
 
         ``name`` may be left out. Raises ConfigError that names file and line.
         """
-        prompts = [_parsed(path, number, found) for number, found in json_lines(path, "prompts")]
+        prompts = [_parsed(path, number, line) for number, line in json_lines(path, "prompts")]
         try:
             return cls(prompts=prompts, **sizes)
         except ValidationError as error:
@@ -175,8 +176,12 @@ def collect(url: str, plan: Plan, on_progress: Progress | None = None) -> Sample
     return Asking(url, plan, on_progress).sample()
 
 
-def _parsed(path: Path, number: int, found: object) -> Prompt:
+def _parsed(path: Path, number: int, line: str) -> Prompt:
     place = f"{path}, line {number}"
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{place}: not JSON: {error}") from None
     if not isinstance(found, dict):
         raise ConfigError(f"{place}: expected an object, got {type(found).__name__}")
     try:
