@@ -8,11 +8,9 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,11 +35,9 @@ class Built:
 
 def build_all(targets: Sequence[str], modules: Iterable[str] = tuple(MODULES), jobs: int | None = None) -> list[Built]:
     """Build every module for every target, ``jobs`` compilers at a time. Raises ``BuildError`` if one fails."""
-    toolkit = find_toolkit()
     pairs = [(module_named(name), target_named(target)) for target in targets for name in modules]
-    units = dict.fromkeys(unit for module, target in pairs for unit in units_of(module, target))
-    with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:
-        list(pool.map(lambda unit: compiler.compile_unit(unit, toolkit), units))
+    units = {(unit, find_toolkit(target)): None for module, target in pairs for unit in units_of(module, target)}
+    compiler.compile_units(list(units), jobs)
     return [inspect(module, target) for module, target in pairs]
 
 
@@ -89,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--targets", default=",".join(COMMON_TARGETS), help=f"of {','.join(TARGETS)}; or all")
     parser.add_argument("--modules", default=",".join(MODULES), help=f"of {','.join(MODULES)}")
-    parser.add_argument("--jobs", type=int, help="compilers at a time; one per core unless given")
+    parser.add_argument("--jobs", type=int, help="compilers at a time; MAX_JOBS, else one per core, unless given")
     parser.add_argument("--into", type=Path, help="copy the libraries into this folder")
     given = parser.parse_args(arguments)
     targets = list(TARGETS) if given.targets == "all" else given.targets.split(",")
