@@ -105,9 +105,9 @@ def cache_dir() -> Path:
     if base is not None:
         return base / "treeverify"
     try:
-        return _path("HOME", "~/.cache/treeverify")
+        return _path("the default", "~/.cache/treeverify")
     except ConfigError as error:
-        raise ConfigError(f"TREEVERIFY_CACHE: expected a folder, as there is no home to have one in: {error}") from None
+        raise ConfigError(f"TREEVERIFY_CACHE: expected a folder, got nothing; {error}") from None
 
 
 def cuda_home() -> Path | None:
