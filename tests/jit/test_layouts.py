@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import replace
+from pathlib import Path
 
 import fakes
 import pytest
@@ -161,3 +163,9 @@ def test_a_path_that_nvcc_would_garble_is_one_line(real, monkeypatch, folder):
     with pytest.raises(BuildError, match=r"nvcc cannot read the argument .*its shell would expand") as caught:
         compiler.build(BOTH, TARGET)
     assert "\n" not in str(caught.value)
+
+
+def test_headers_in_the_systems_own_folder_do_not_hide_the_c_librarys(real):
+    toolkit = replace(find_toolkit(), include=Path("/usr/include"))
+    (real / "csrc/ops/host.cc").write_text("#include <cstdlib>\nint host() { return std::abs(-1); }\n")
+    assert compiler.compile_unit(units.units_of(BOTH, TARGET)[1], toolkit).is_file()
