@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from treeverify.errors import BuildError
+from treeverify.errors import BuildError, TreeverifyError
 from treeverify.jit import compiler, resources
 from treeverify.jit.modules import COMMON_TARGETS, MODULES, TARGETS, Module, Target, module_named, target_named
 from treeverify.jit.toolkit import find_toolkit
@@ -88,10 +88,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, help="compilers at a time; MAX_JOBS, else one per core, unless given")
     parser.add_argument("--into", type=Path, help="copy the libraries into this folder")
     given = parser.parse_args(arguments)
+    if given.jobs is not None and given.jobs < 1:
+        parser.error(f"--jobs: expected an integer >= 1, got {given.jobs}")
     targets = list(TARGETS) if given.targets == "all" else given.targets.split(",")
     try:
         built = build_all(targets, given.modules.split(","), given.jobs)
-    except BuildError as error:
+    except TreeverifyError as error:
         print(f"treeverify: {error}", file=sys.stderr)
         return 2
     print(table(built))
