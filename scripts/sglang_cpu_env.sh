@@ -10,9 +10,9 @@ pip torch==2.13.0
 # What SGLang imports on a CPU; its own requirements would bring the CUDA packages.
 pip triton==3.7.1 numpy orjson psutil pybase64 requests packaging pillow starlette msgspec pydantic "pyzmq>=25.1.2" \
   tqdm ipython aiohttp transformers==5.19.0 dill sentencepiece==0.2.1 apache-tvm-ffi==0.1.11 loguru gguf openai==2.8.0 \
-  partial_json_parser einops setproctitle "uvicorn>=0.51" fastapi uvloop jsonschema python-multipart prometheus-client
+  partial_json_parser einops ninja setproctitle "uvicorn>=0.51" fastapi uvloop jsonschema python-multipart prometheus-client
 pip --no-deps sglang==0.5.23 torchvision==0.28.0 compressed-tensors==0.18.0 xgrammar==0.2.7
-pip pytest==9.2.0 pytest-timeout==2.4.0 "ninja>=1.11" "filelock>=3.16" "typer>=0.15" "hatchling>=1.27" hatch-vcs editables
+pip pytest==9.2.0 pytest-timeout==2.4.0 "filelock>=3.24" "typer>=0.15" "hatchling>=1.27" hatch-vcs editables
 pip --no-deps --no-build-isolation -e "$root"
 # The oldest version supported, apart, to check its names and signatures (PYTHONPATH puts it in front).
 rm -rf "$venv/sglang-0.5.17"
