@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from tests.integrations.sglang.ddtree_pair import BLOCK, VOCAB
 from tests.integrations.sglang.ddtree_scheduler import Server
+from tests.integrations.sglang.processes import say
 
 WIDTH, NEW, CHUNK, CONTEXT = 17, 14, 8, 40
 PROMPTS = [[(7 * i * i + 3 * j + j * j * i + i) % (VOCAB - 1) for j in range(6 + 5 * i)] for i in range(3)]
@@ -200,5 +200,4 @@ SCENARIOS: dict[str, Callable[[Path], dict[str, Any]]] = {
 
 if __name__ == "__main__":
     assert BLOCK < WIDTH
-    outcome = SCENARIOS[sys.argv[1]](Path(sys.argv[2]))
-    print("OUTCOME", json.dumps(outcome), flush=True)
+    say(SCENARIOS[sys.argv[1]](Path(sys.argv[2])))
