@@ -69,6 +69,6 @@ def test_alerts_are_complete_and_name_metrics_that_exist():
 
 
 def test_the_guide_names_every_exit_code():
-    text = (DOCS / "cutover.md").read_text()
+    text = (DOCS / "use/cutover.md").read_text()
     for code in Exit:
         assert f"| {code.value} |" in text, code

@@ -1,4 +1,4 @@
-"""The recorded run holds what docs/lossless.md says of it; corrected p-values are made again from the raw ones."""
+"""The recorded run holds what docs/evidence/losslessness.md says; corrected p-values follow from the raw ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from treeverify.parity.planted import BUGS
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDS = read(ROOT / "benchmarks/results/law.jsonl", "law")
-PAGE = (ROOT / "docs/lossless.md").read_text()
+PAGE = (ROOT / "docs/evidence/losslessness.md").read_text()
 
 
 def of(impl):

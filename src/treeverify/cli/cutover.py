@@ -1,4 +1,4 @@
-"""``treeverify cutover``: run, status, rollback. Exit codes: docs/cutover.md."""
+"""``treeverify cutover``: run, status, rollback. Exit codes: docs/use/cutover.md."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ def run(
         list[str] | None, typer.Option(help="NAME=VALUE that starts the server without CUDA graphs: a stage with it.")
     ] = None,
     soak: Annotated[float, typer.Option(min=0, help="Seconds under validate before on.")] = 600.0,
-    settings: Annotated[Path | None, typer.Option(help="JSON: variables, prompts, limits (docs/cutover.md).")] = None,
+    settings: Annotated[
+        Path | None, typer.Option(help="JSON: variables, prompts, limits (docs/use/cutover.md).")
+    ] = None,
     without_logprobs: Annotated[
         bool,
         typer.Option("--without-logprobs", help="Go on where the server gives none: what needs them is not judged."),

@@ -204,6 +204,11 @@ def show(report: DemoReport, html: Path | None, as_json: bool) -> None:
     console = Console()
     console.print(f"{report.model}; {report.device}, {report.dtype}; {report.prompts} held-out prompts")
     console.print(_table(report))
+    console.print(
+        "A CPU pays for every node that it verifies, so the chain is often faster here than a tree; on a GPU the nodes "
+        "share each KV tile that is read.",
+        style="dim",
+    )
     console.print("One verify step; green: accepted, dim: verified in the same pass and not taken:", style="bold")
     console.print(terminal_tree(report.step))
     check = report.validate_run
@@ -214,6 +219,11 @@ def show(report: DemoReport, html: Path | None, as_json: bool) -> None:
         f"tokens unchanged: {'yes' if check.same_tokens else 'NO'}"
     )
     console.print(f"worst: {check.worst}", style="dim")
+    console.print(
+        "ULP: the step between neighbouring fp32 numbers at that value. The kernels add up in different orders, so "
+        "rounding alone leaves some between them.",
+        style="dim",
+    )
     if html is not None:
         console.print(f"page written to {html}")
 

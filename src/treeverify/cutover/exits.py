@@ -1,4 +1,4 @@
-"""Exit codes of ``treeverify cutover``: a script that calls it can tell the outcomes apart (docs/cutover.md)."""
+"""Exit codes of ``treeverify cutover``: a script that calls it can tell the outcomes apart (docs/use/cutover.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gates' thresholds, each with its reason (docs/gates.md has the derivations in full)."""
+"""The gates' thresholds, each with its reason (docs/evidence/gates.md has the derivations in full)."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""SGLang attention backend ``treeverify``: off, validate or on by ``KDTREE_VERIFY``. See docs/sglang.md."""
+"""SGLang attention backend ``treeverify``: off, validate or on by ``KDTREE_VERIFY``. See docs/use/sglang.md."""

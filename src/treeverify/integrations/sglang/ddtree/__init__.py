@@ -1,1 +1,1 @@
-"""``--speculative-algorithm DDTREE``: DFlash's drafter, a tree per step, our verify attention (docs/ddtree.md)."""
+"""``--speculative-algorithm DDTREE``: DFlash's drafter, a tree per step, our verify attention (docs/use/ddtree.md)."""

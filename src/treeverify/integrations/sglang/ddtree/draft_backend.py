@@ -67,7 +67,7 @@ def default(arguments: Any, config: Any) -> str:
         chosen.backend,
         chosen.why,
         "; it reads a prefix serially, which at long contexts takes most of a step: "
-        "--speculative-draft-window-size limits what it reads (docs/ddtree.md)"
+        "--speculative-draft-window-size limits what it reads (docs/use/ddtree.md)"
         if serial
         else "",
     )
