@@ -11,6 +11,22 @@ from tests.docs.prose import PAGES, ROOT, without_code
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+\s+(.*)$", re.MULTILINE)
 NAMED = re.compile(r"\bdocs/[\w./@-]+\.(?:md|svg|png|html|yml|env|service)\b")
+TEXTS = (
+    ".py",
+    ".md",
+    ".sh",
+    ".toml",
+    ".cu",
+    ".cuh",
+    ".cc",
+    ".h",
+    ".j2",
+    ".yml",
+    ".service",
+    ".env",
+    "Makefile",
+    "Dockerfile",
+)
 EXTRA = [ROOT / "CONTRIBUTING.md", ROOT / "src/treeverify/assets/README.md"]
 
 
@@ -36,7 +52,7 @@ def test_what_the_repository_names_of_the_pages_exists():
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     missing = []
     for name in listed.splitlines():
-        if name.endswith((".py", ".md", ".sh", ".toml", ".cu", ".cuh", ".j2", "Makefile")):
+        if name.endswith(TEXTS):
             text = (ROOT / name).read_text(encoding="utf-8")
             missing += [f"{name}: {path}" for path in NAMED.findall(text) if not (ROOT / path).exists()]
     assert missing == []
