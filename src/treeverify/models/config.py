@@ -19,8 +19,10 @@ from treeverify.models.files import json_object
 
 
 def _as_tuple(value: Any) -> Any:
-    """JSON's lists as tuples, and one id as a tuple of it."""
-    return tuple(value) if isinstance(value, list) else value if value is None else (value,)
+    """A list as a tuple, and one value as a tuple of it."""
+    if value is None:
+        return None
+    return tuple(value) if isinstance(value, list | tuple) else (value,)
 
 
 Size = Annotated[int, Field(gt=0, lt=2**31)]
@@ -33,22 +35,22 @@ Context = Annotated[int, Field(gt=0, le=2**24)]  # the positions that float32, a
 Eos = Annotated[tuple[Token, ...] | None, BeforeValidator(_as_tuple)]
 Ids = Annotated[tuple[Token, ...], BeforeValidator(_as_tuple)]
 
-C = TypeVar("C", bound="_Hub")
+C = TypeVar("C", bound="HubFile")
 
 
-class _Hub(BaseModel):
+class HubFile(BaseModel):
     """A file of a checkpoint: frozen, typed without conversions; keys that are not declared are kept."""
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True, allow_inf_nan=False)
 
 
-class _Generation(_Hub):
+class _Generation(HubFile):
     """``generation_config.json``; sampling's defaults in it are not used."""
 
     eos_token_id: Eos = None
 
 
-class _HubConfig(_Hub):
+class _HubConfig(HubFile):
     """What both configurations share."""
 
     expected: ClassVar[Mapping[str, tuple[Any, ...]]]
@@ -75,9 +77,7 @@ class _HubConfig(_Hub):
             rope = _object(data, name)
             if "rope_theta" in rope:
                 data["rope_theta"] = rope["rope_theta"]
-            kind = rope.get("rope_type") or rope.get("type") or "default"
-            rest = [value for key, value in rope.items() if key not in ("rope_theta", "rope_type", "type")]
-            if kind != "default" or any(value not in (*fields.OFF, 1) for value in rest):
+            if fields.scaled(rope):
                 data["rope_scaling"] = rope
         return data
 
@@ -164,13 +164,13 @@ class TargetConfig(_HubConfig):
         data = _read(cls, path)
         if data.get("kv_lora_rank") is None:
             raise ConfigError(f"{path}: not an MLA model: {_architectures(data)}, kv_lora_rank is missing")
-        config = _validated(cls, data, path)
+        config = validated(cls, data, path)
         config.check_computed(path)
         generation = (path if path.is_dir() else path.parent) / "generation_config.json"
         if not generation.exists():
             return config
         return config.with_eos(
-            _validated(_Generation, json_object(generation), generation).eos_token_id or (), generation
+            validated(_Generation, json_object(generation), generation).eos_token_id or (), generation
         )
 
 
@@ -207,7 +207,7 @@ class DrafterConfig(_HubConfig):
         data = _read(cls, path)
         if data.get("dflash_config") is None and "target_layer_ids" not in data:
             raise ConfigError(f"{path}: not a DFlash drafter: {_architectures(data)}, dflash_config is missing")
-        config = _validated(cls, data, path)
+        config = validated(cls, data, path)
         config.check_computed(path)
         return config
 
@@ -250,7 +250,8 @@ def _architectures(data: dict[str, Any]) -> str:
     return f"architectures = {fields.shown(data.get('architectures'))}"
 
 
-def _validated(cls: type[C], data: dict[str, Any], path: Path) -> C:
+def validated(cls: type[C], data: dict[str, Any], path: Path) -> C:
+    """Make a ``cls`` of ``data``, read from ``path``; ConfigError, one line, naming the first field at fault."""
     try:
         return cls.model_validate(data)
     except ValidationError as error:

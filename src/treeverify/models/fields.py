@@ -29,14 +29,14 @@ IRRELEVANT = frozenset(
         *("temperature", "top_k"),
         # what other fields say too, or what acts only beside a field that is refused
         *("max_window_layers", "num_key_value_heads", "original_max_position_embeddings"),
-        *("sliding_window_pattern", "tie_word_embeddings", "topk_group"),
+        *("sliding_window_pattern", "tie_word_embeddings"),
         # how a server runs the model
         "chunk_size_feed_forward",
     }
 )
 
 _ONE, _ACTIVATION = (None, 1), ("silu",)
-EXPECTED: Mapping[str, tuple[Any, ...]] = {
+EXPECTED: dict[str, tuple[Any, ...]] = {
     "activation_function": _ACTIVATION,
     "attention_value_scale": _ONE,
     "embedding_multiplier": _ONE,
@@ -70,6 +70,7 @@ TARGET = EXPECTED | {
     "is_causal": (None, True),
     "n_group": _ONE,
     "scoring_func": (None, "sigmoid"),
+    "topk_group": _ONE,
     "topk_method": (None, "noaux_tc"),
     "use_mla": (None, True),
 }
@@ -110,7 +111,8 @@ def check(
         items = value if name in ("architectures", "layer_types") and isinstance(value, list | tuple) else [value]
         if not all(any(_equal(item, one) for one in accepted) for item in items):
             wanted = "null" if accepted is OFF else " or ".join(repr(one) for one in accepted if one is not None)
-            raise ConfigError(f"{source}: {name}: expected {wanted}, got {shown(value)}, which is not computed here")
+            label = name if name.isidentifier() else ascii(name)
+            raise ConfigError(f"{source}: {label}: expected {wanted}, got {shown(value)}, which is not computed here")
 
 
 def _windows_are_off(fields: Mapping[str, Any]) -> bool:
@@ -123,6 +125,15 @@ def _windows_are_off(fields: Mapping[str, Any]) -> bool:
 
 def _equal(value: Any, other: Any) -> bool:
     return isinstance(value, bool) == isinstance(other, bool) and bool(value == other)
+
+
+def scaled(rope: Mapping[str, Any]) -> bool:
+    """Whether ``rope`` (``rope_scaling``, ``rope_parameters``) asks for more than its theta: another kind, a factor."""
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    neutral = {"rope_theta": None, "rope_type": None, "type": None, "factor": 1, "partial_rotary_factor": 1}
+    return kind != "default" or any(
+        value not in OFF and (key not in neutral or neutral[key] not in (None, value)) for key, value in rope.items()
+    )
 
 
 def shown(value: Any) -> str:

@@ -77,15 +77,22 @@ def renamed(tensors: dict[str, torch.Tensor], prefix: str, source: object) -> di
 
 
 def target_unused(config: TargetConfig, names: Iterable[str]) -> list[str]:
-    """Tensors of the layers that are computed, of embedding, norm and head, which ``target_shapes`` does not know.
+    """Tensors of layers, embedding, norm and head that ``target_shapes`` does not know, as sorted names.
 
-    Layers past the last (multi-token prediction), stored rope tables and a tied head's copy are not among them.
+    Layers of multi-token prediction, stored rope tables and a tied head's copy are not among them.
     """
-    expected = target_shapes(config)
-    past = tuple(f"model.layers.{layer}." for layer in range(config.num_hidden_layers))
-    parts = (*past, "model.embed_tokens.", "model.norm.", "lm_head.")
-    tied = "lm_head.weight" if config.tie_word_embeddings else ""
-    return [n for n in names if n.startswith(parts) and n not in expected and n != tied and not n.endswith(_ROPE_TABLE)]
+    names = sorted(names)
+    known = {*target_shapes(config), "lm_head.weight" if config.tie_word_embeddings else ""}
+    parts = ("model.layers.", "model.embed_tokens.", "model.norm.", "lm_head.")
+    extra = tuple(name.removesuffix("eh_proj.weight") for name in names if name.endswith(".eh_proj.weight"))
+    return [
+        name
+        for name in names
+        if name.startswith(parts)
+        and name not in known
+        and not name.startswith(extra)
+        and not name.endswith(_ROPE_TABLE)
+    ]
 
 
 def drafter_unused(config: DrafterConfig, names: Iterable[str]) -> list[str]:

@@ -73,9 +73,19 @@ class Target:
         self._turns = rotary.unit_circle(config.context, config.qk_rope_head_dim, config.rope_theta, self.device)
 
     @classmethod
-    def load(cls, path: Path, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Target:
-        """Read ``path/config.json`` and its safetensors; ConfigError or WeightsError, one line each."""
-        return cls(TargetConfig.load(path), weights.load(path), dtype=dtype, device=device, source=path)
+    def load(
+        cls,
+        path: Path,
+        config: TargetConfig | None = None,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> Target:
+        """Read the checkpoint folder ``path``, or only its weights where ``config`` was read from it before.
+
+        ConfigError or WeightsError, one line each.
+        """
+        return cls(config or TargetConfig.load(path), weights.load(path), dtype=dtype, device=device, source=path)
 
     @property
     def vocab_size(self) -> int:

@@ -69,7 +69,7 @@ def check(
         elif tensor.dtype not in DTYPES:
             known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
             problems.append(f"{name}: expected one of {known}, got {tensor.dtype}")
-    problems += [f"{name}: not a tensor of this model, and not computed here" for name in unused]
+    problems += [f"{ascii(name)[1:-1]}: the model of this config.json has no such tensor" for name in unused]
     if problems:
         more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
         raise WeightsError(f"{source}: {'; '.join(problems[:3])}{more}")
