@@ -97,7 +97,7 @@ HARMLESS = {
     "not of a model": {
         "transformers_version": "4.56.2",
         "auto_map": {"AutoModel": "m.M"},
-        "owner": "us",
+        "_commit_hash": "0a1b",
         "dtype": "bf16",
     },
 }

@@ -19,14 +19,20 @@ OFF: tuple[Any, ...] = (None, False, 0, "", [], {})
 IRRELEVANT = frozenset(
     {
         # what a file says of itself; training: losses, dropout, first values
-        *("_attn_implementation", "_attn_implementation_autoset", "_attn_implementation_internal"),
+        *(
+            "_commit_hash",
+            "_experts_implementation",
+            "_attn_implementation",
+            "_attn_implementation_autoset",
+            "_attn_implementation_internal",
+        ),
         *("attn_implementation", "attention_dropout", "attention_probs_dropout_prob", "attn_pdrop", "embd_pdrop"),
         *("embedding_initializer_range", "hidden_dropout_prob", "initializer_range", "resid_pdrop"),
         *("output_attentions", "output_router_logits", "router_aux_loss_coef", "router_z_loss_coef"),
         *("router_jitter_noise",),
         # names of ids, and defaults of sampling: a request states its own
         *("encoder_no_repeat_ngram_size", "ignore_index", "no_repeat_ngram_size", "num_beam_groups"),
-        *("temperature", "top_k"),
+        *("exponential_decay_length_penalty", "temperature", "top_k"),
         # what other fields say too, or what acts only beside a field that is refused
         *("max_window_layers", "num_key_value_heads", "original_max_position_embeddings"),
         *("sliding_window_pattern", "tie_word_embeddings"),
@@ -84,13 +90,13 @@ DRAFTER = EXPECTED | {
 }
 
 _ARITHMETIC = re.compile(
-    "act_fn|activation|alibi|altup|anchor|att(n|ention)|bias|block_(config|type)|cap|causal|chunk|clamp|clip|compress|"
-    "conv|cross|cycle|decay|depth|dim_model|domino|draft_vocab|emb(_|ed)|engram|expan|expert|ffn|freq|gat(e|ing)|glu|group|gru|"
-    "hash|hc_|hidden_act|hybrid|hyper|index|interleave|interval|kda|kernel|laurel|layers?_(block|group|pattern|period|"
-    "types?)|lightning|limit|linear|(^|_)ln(_|$)|logit|loop|lora|low_rank|mamba|mem_|mhc|mixer|mla|mlp|moe|multiplier|"
-    "mup|n_?gram|neox|nope|norm|pattern|per_layer|ple_|pos_|position|prefix_lm|projector|prun|quant|rank|recurren|"
-    "residual|rotary|rope|rout(e|er|ing)|scal|score|selector|share|sharing|shift|sink|sliding|soft_?max|sparse|ssm|swa|"
-    "temperature|top_?k|window|yarn"
+    "act_fn|activation|alibi|altup|anchor|att(n|ention)|bias|block_(config|type)|cap|causal|chunk|clamp|clip|"
+    "compress|conv|cross|cycle|decay|depth|dim_model|domino|draft_vocab|emb(_|ed)|engram|expan|expert|ffn|freq|"
+    "gat(e|ing)|glu|group|gru|hash|hc_|hidden_act|hybrid|hyper|index|interleave|interval|kda|kernel|laurel|"
+    "layers?_(block|group|pattern|period|types?)|lightning|limit|linear|(^|_)ln(_|$)|logit|loop|lora|low_rank|"
+    "mamba|mem_|mhc|mixer|mla|mlp|moe|multiplier|mup|n_?gram|neox|nope|norm|pattern|per_layer|ple_|pos_|position|"
+    "prefix_lm|projector|prun|quant|rank|recurren|residual|rotary|rope|rout(e|er|ing)|scal|score|selector|share|"
+    "sharing|shift|sink|sliding|soft_?max|sparse|ssm|swa|temperature|top_?k|window|yarn"
 )
 
 
