@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
+"""How long an example takes says nothing here: the machine may be slow, or busy."""
 
 
 @pytest.fixture(autouse=True, scope="session")

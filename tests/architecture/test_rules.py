@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
@@ -68,3 +69,9 @@ def test_csrc_includes_follow_the_layers():
             assert not [h for h in headers if "tvm/" in h or "host/" in h], f"{path}: device code includes the FFI"
         if path.name == "binding.cc":
             assert not [h for h in headers if h.endswith(".cuh")], f"{path}: a binding includes device code"
+
+
+def test_no_example_has_a_deadline():
+    assert settings().deadline is None
+    timed = [path for path in sorted((ROOT / "tests").rglob("*.py")) if "deadline=" in path.read_text()]
+    assert [str(path.relative_to(ROOT)) for path in timed] == ["tests/architecture/test_rules.py", "tests/conftest.py"]

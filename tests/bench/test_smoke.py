@@ -50,20 +50,20 @@ def test_a_child_says_what_is_missing(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("program", "expected"),
+    ("program", "seconds", "expected"),
     [
-        ("import os; print('first line', flush=True); os.kill(os.getpid(), 11)", "FAILED: SIGSEGV"),
-        ("import signal, time; signal.alarm(1); time.sleep(9)", "FAILED: killed: it held the device too long"),
-        ("raise SystemExit('no such device')", "FAILED: no such device"),
-        ("import time; time.sleep(60)", "FAILED: killed: out of time"),
+        ("import os; print('first line', flush=True); os.kill(os.getpid(), 11)", 600, "FAILED: SIGSEGV"),
+        ("import signal, time; signal.alarm(1); time.sleep(1800)", 600, "FAILED: killed: it held the device too long"),
+        ("raise SystemExit('no such device')", 600, "FAILED: no such device"),
+        ("import time; time.sleep(1800)", 1, "FAILED: killed: out of time"),
     ],
 )
-def test_a_child_that_dies_leaves_a_line(tmp_path, monkeypatch, capsys, program, expected):
+def test_a_child_that_dies_leaves_a_line(tmp_path, monkeypatch, capsys, program, seconds, expected):
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nexec {smoke.sys.executable} -c "{program}"\n')
     python.chmod(0o755)
     monkeypatch.setattr(smoke.sys, "executable", str(python))
-    assert smoke.main(["--implementations", "fa2-mla", "--seconds", "3", "--device", "cpu"]) == 1
+    assert smoke.main(["--implementations", "fa2-mla", "--seconds", str(seconds), "--device", "cpu"]) == 1
     out = capsys.readouterr().out
     assert expected in out
     assert ("first line" in out) == ("SIGSEGV" in expected)

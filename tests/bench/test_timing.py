@@ -1,16 +1,16 @@
 from __future__ import annotations
 
 import gc
-import time
 import weakref
 from contextlib import nullcontext
 from functools import partial
+from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import pytest
 import torch
 
-from treeverify.bench import check
+from treeverify.bench import check, timing
 from treeverify.bench.check import call_order, calls_per_replay
 from treeverify.bench.rivals import TooSlowError
 from treeverify.bench.timing import GraphReplay, HostReplay, ReplayError, interleave, make_replay, median, spread
@@ -33,14 +33,20 @@ def test_rounds_visit_every_variant_in_turn_and_drop_the_warmup():
     assert runs == {name: [3.0, 4.0, 5.0] for name in "abc"}
 
 
-class Slow(Fake):
+class Timed(Fake):
+    def __init__(self, name, clock, seconds):
+        super().__init__(name, [])
+        self.clock, self.seconds = clock, seconds
+
     def run(self):
-        time.sleep(0.02)
+        self.clock.now += self.seconds
         return super().run()
 
 
-def test_a_slow_replay_sits_out_later_rounds():
-    runs = interleave({"quick": Fake("quick", []), "slow": Slow("slow", [])}, rounds=5)
+def test_a_slow_replay_sits_out_later_rounds(monkeypatch):
+    clock = SimpleNamespace(now=0.0, perf_counter=lambda: clock.now)
+    monkeypatch.setattr(timing, "time", clock)
+    runs = interleave({"quick": Timed("quick", clock, 0.009), "slow": Timed("slow", clock, 0.011)}, rounds=5)
     assert runs == {"quick": [2.0, 3.0, 4.0, 5.0, 6.0], "slow": [2.0, 3.0, 4.0]}
 
 

@@ -149,7 +149,7 @@ def test_the_embedded_server_is_probed_and_switched(run, monkeypatch: pytest.Mon
             assert run("probe", url, "--expect", "off", "--interval", "0")[0] == 0
             assert run("mode", url, "validate")[0] == 0
             body = {"text": "import os\n", "sampling_params": {"max_new_tokens": 8, "temperature": 0}}
-            assert httpx.post(f"{url}/generate", json=body, timeout=60).status_code == 200
+            assert httpx.post(f"{url}/generate", json=body, timeout=None).status_code == 200
             code, out, _ = run("probe", url, "--expect", "validate", "--interval", "0", "--json")
             backend = json.loads(out)["groups"][0]["ranks"][0]["backends"][0]
             assert (code, backend["served"]["off"]["calls"]) == (0, 0)

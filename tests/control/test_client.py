@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from tests.control.stub import Stub, rank, serving, state
+from tests.ports import free_port
 
 from treeverify.control import client
 from treeverify.control.client import read_state, switch_mode
@@ -40,11 +41,8 @@ def test_every_group_and_rank_is_read(stub: Stub) -> None:
 
 
 def test_a_closed_port_is_unreachable() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{free.getsockname()[1]}"
     with pytest.raises(ServerUnreachableError, match=r"/server_info: .*refused"):
-        read_state(url)
+        read_state(f"http://127.0.0.1:{free_port()}")
 
 
 def test_a_server_that_does_not_answer_in_time_is_unreachable() -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from tests.ports import free_port
 
 from treeverify.control.client import read_state, switch_mode
 from treeverify.cutover.quoting import parse_environment_file
@@ -33,12 +34,6 @@ set -a
 {server} >server.log 2>&1 </dev/null &
 echo $! >pid
 """
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 @dataclass
@@ -98,7 +93,7 @@ class Bench:
         (self.folder / "restart.sh").write_text(RESTART.format(server=shlex.join(words)))
 
     def settings(self, **fields: object) -> None:
-        (self.folder / "settings.json").write_text(json.dumps({"health_seconds": 60} | fields))
+        (self.folder / "settings.json").write_text(json.dumps({"health_seconds": 600} | fields))
 
     @property
     def restart_command(self) -> str:
@@ -121,7 +116,7 @@ class Bench:
     def boot(self) -> None:
         (self.folder / "base.env").write_text("".join(f"{name}={value}\n" for name, value in self.base.items()))
         subprocess.run(["sh", "-c", self.restart_command], check=True)
-        for _ in range(3000):
+        for _ in range(30_000):
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", self.port)) == 0:
                     return

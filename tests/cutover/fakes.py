@@ -67,7 +67,7 @@ class Restarts(FakeRunner):
     """Restarts the fake server, with what the owned file says."""
 
     def __init__(self, service, environment):
-        super().__init__("true", environment, timeout=5)
+        super().__init__("true", environment, timeout=600)
         self.service = service
 
     def restart(self):
@@ -78,7 +78,7 @@ class Restarts(FakeRunner):
 
 def tool_of(folder, service, runner=None):
     """A tool for that service, which judges everything open."""
-    runner = runner or FakeRunner("true # again", folder / "owned.env", timeout=5)
+    runner = runner or FakeRunner("true # again", folder / "owned.env", timeout=600)
     return Tool("fake", URL, folder / "state", runner, service, lambda line: None, judges=Judges(sample, verdict))
 
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from tests.cutover.conftest import Driver, Outcome, free_port
+from tests.cutover.conftest import Driver, Outcome
+from tests.ports import free_port
 
 from treeverify.control.client import read_state
 from treeverify.errors import ServerError
@@ -54,7 +55,7 @@ class Systemd:
             pytest.skip(f"systemd did not start: {self.log.read_text()[-500:]}")
 
     def _up(self) -> bool:
-        for _ in range(200):
+        for _ in range(600):
             children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
             if self._process.poll() is not None:
                 return False
@@ -66,7 +67,7 @@ class Systemd:
         return False
 
     def run(self, *words: str, check: bool = True, text: str | None = None) -> subprocess.CompletedProcess:
-        found = subprocess.run([*self.prefix, *words], capture_output=True, text=True, timeout=60, input=text)
+        found = subprocess.run([*self.prefix, *words], capture_output=True, text=True, timeout=600, input=text)
         assert not check or found.returncode == 0, f"{words}: {found.stdout}{found.stderr}"
         return found
 
@@ -76,7 +77,7 @@ class Systemd:
 
     def stop(self) -> None:
         self._process.kill()
-        self._process.wait(10)
+        self._process.wait(600)
 
 
 @dataclass
@@ -115,7 +116,7 @@ class UnitBench:
 
     def restart(self) -> None:
         self.systemctl("restart", self.unit)
-        for _ in range(300):
+        for _ in range(6000):
             try:
                 read_state(self.url)
             except ServerError:

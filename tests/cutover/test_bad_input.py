@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from tests.cutover.conftest import free_port
+from tests.ports import free_port
 from typer.testing import CliRunner
 
 from treeverify.cli.cutover import app
@@ -244,7 +244,7 @@ def soaking(served):
 def test_a_signal_rolls_back(served):
     started = soaking(served)
     started.send_signal(signal.SIGTERM)
-    said = started.communicate(timeout=60)[1]
+    said = started.communicate()[1]
     assert started.returncode == 22, said
     assert "SIGTERM" in said
     assert served.modes() == ("off", "off")
@@ -269,7 +269,7 @@ def test_a_terminal_that_is_gone_does_not_stop_the_rollback(served):
     started = soaking(served)
     started.stderr.close()
     started.send_signal(signal.SIGHUP)
-    started.wait(timeout=60)
+    started.wait()
     assert served.modes() == ("off", "off")
     assert served.records()[-1]["stage"] == "rolled-back"
 

@@ -116,7 +116,6 @@ def test_started_again_with_another_plan_it_rolls_back_first(bench):
         assert_ended(bench, outcome, "on")
 
 
-@pytest.mark.timeout(1800)  # 23 cutovers of 8 stages, each with the requests of its samples
 def test_the_same_with_restarts_and_an_eager_stage(bench):
     """Killed round each change of files, each restart and after each stage; the gates are the real ones."""
     judge_for_real(bench)

@@ -145,7 +145,7 @@ def linked(tmp_path, monkeypatch):
     (tmp_path / "site/mode.env").write_bytes(OWNED)
     (tmp_path / "site/mode.env").chmod(0o644)
     (tmp_path / "owned.env").symlink_to("site/mode.env")
-    return tool_of(tmp_path, FakeService(), FakeRunner("true", tmp_path / "owned.env", timeout=5))
+    return tool_of(tmp_path, FakeService(), FakeRunner("true", tmp_path / "owned.env", timeout=600))
 
 
 def as_it_was(tmp_path):

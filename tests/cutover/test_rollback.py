@@ -174,7 +174,7 @@ def test_files_are_taken_away_in_the_reverse_order_also_by_another_process(tool,
             first = super().contents(variables)
             return {**first, tmp_path / "another.conf": files.MARK}
 
-    object.__setattr__(tool, "runner", TwoFiles("true", tmp_path / "owned.env", timeout=5))
+    object.__setattr__(tool, "runner", TwoFiles("true", tmp_path / "owned.env", timeout=600))
     real, order = files.put, []
 
     def put(path, content):
@@ -226,7 +226,7 @@ def test_a_run_that_cannot_go_on_says_why(tool, plan, service):
 
 def test_a_rollback_with_other_files_than_the_run_is_refused(tool, plan, service, tmp_path):
     tool.run(plan)
-    object.__setattr__(tool, "runner", FakeRunner("true", tmp_path / "other.env", timeout=5))
+    object.__setattr__(tool, "runner", FakeRunner("true", tmp_path / "other.env", timeout=600))
     with pytest.raises(CutoverError, match=r"owns .*owned\.env, not .*other\.env") as caught:
         tool.rollback()
     assert caught.value.exit_code == Exit.OTHER_JOURNAL

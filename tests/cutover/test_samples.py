@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 import uvicorn
+from tests.ports import free_port
 
 from treeverify.control.client import read_state, switch_mode
 from treeverify.control.schema import PluginState
@@ -106,10 +107,8 @@ def test_requests_that_fail_are_lines_of_the_sample(baseline):
 
 
 def test_a_server_that_cannot_be_asked_is_an_error_before_the_first_request():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
     with pytest.raises(ServerUnreachableError):
-        samples.collect(f"http://127.0.0.1:{port}", PLAN)
+        samples.collect(f"http://127.0.0.1:{free_port()}", PLAN)
 
 
 @pytest.mark.parametrize(

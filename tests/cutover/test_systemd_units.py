@@ -20,7 +20,7 @@ def settings_of(systemd):
     folder = systemd.log.parent
     (folder / "prompts.jsonl").write_text(json.dumps({"input": "def parse(", "forced": "path):\n    return\n"}) + "\n")
     settings = folder / "settings.json"
-    settings.write_text(json.dumps({"prompts_file": str(folder / "prompts.jsonl"), "health_seconds": 30}))
+    settings.write_text(json.dumps({"prompts_file": str(folder / "prompts.jsonl"), "health_seconds": 600}))
     return settings
 
 
@@ -90,7 +90,7 @@ def start_without_plugin(stub):
     """``start`` waits for a state, which this server does not have."""
     stub.restart = lambda: stub.systemd.run("systemctl", "restart", stub.unit)
     stub.start()
-    script = "import socket, sys, time\nfor _ in range(100):\n    time.sleep(0.1)\n    try:\n"
+    script = "import socket, sys, time\nfor _ in range(6000):\n    time.sleep(0.1)\n    try:\n"
     script += (
         "        socket.create_connection(('127.0.0.1', int(sys.argv[1])))\n        break\n    except OSError: pass"
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.toy.models import VOCAB, ToyDrafter, ToyTarget, expected
@@ -89,6 +89,4 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 TestEngineStates = EngineMachine.TestCase
-TestEngineStates.settings = settings(
-    max_examples=25, stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+TestEngineStates.settings = settings(max_examples=25, stateful_step_count=25)

@@ -7,7 +7,7 @@ import pytest
 from treeverify.jit import aot, compiler
 from treeverify.jit.modules import COMMON_TARGETS, KIB, MODULES
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("jobs", ["0", "-1", "many"])

@@ -43,7 +43,7 @@ def definition(paths, slots, rows):
     return out
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(commits())
 def test_both_allowed_executions_equal_the_definition(commit):
     paths, slots = commit

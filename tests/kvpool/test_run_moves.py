@@ -42,7 +42,7 @@ def test_an_accepted_path_of_33_nodes_equals_index_select_in_every_layer(dtype):
         assert torch.equal(bits(layer), want)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(commits())
 def test_a_batch_moves_as_each_request_alone_and_touches_nothing_else(commit):
     paths, slots = commit

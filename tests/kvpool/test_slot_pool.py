@@ -91,7 +91,7 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPoolMachine = PoolMachine.TestCase
-TestPoolMachine.settings = settings(deadline=None, max_examples=60, stateful_step_count=30)
+TestPoolMachine.settings = settings(max_examples=60, stateful_step_count=30)
 
 
 def test_slots_scatter_under_churn_because_the_free_list_is_first_in_first_out():

@@ -45,7 +45,7 @@ DECODERS = {
 TOKENIZER = Tokenizer(trained(), bos=0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.text())
 @example("a<|eos|>b<|bos|>")
 def test_text_survives(text):
@@ -54,7 +54,7 @@ def test_text_survives(text):
     assert TOKENIZER.decode(ids) == text
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.integers(0, 299), max_size=40), st.integers(1, 5))
 def test_a_stream_tells_what_decoding_at_once_would(ids, step):
     decoder = StreamDecoder(TOKENIZER)

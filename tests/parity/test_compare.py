@@ -122,7 +122,7 @@ def ordinal(value: float) -> int:
     return bits if bits >= 0 else -(bits & 0x7FFFFFFF)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     a=st.floats(width=32, allow_nan=False, allow_infinity=False),
     b=st.floats(width=32, allow_nan=False, allow_infinity=False),

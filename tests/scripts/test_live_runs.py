@@ -6,7 +6,6 @@ import importlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tarfile
@@ -17,8 +16,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.ports import free_port
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts/gpu"
+SLOTS = 32
+"""Servers that a run may number, each with a port of its own."""
 NAMES = ("live_server", "live_windows", "live_part", "live_speed", "live_tokens", "live_dumps", "kimi_rank")
 DDTREE = ("ddtree_servers", "ddtree_parts", "ddtree_sampling", "ddtree_speed")
 
@@ -33,9 +35,7 @@ def live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     (package / "launch_server.py").write_text((Path(__file__).parent / "fake_server.py").read_text())
     monkeypatch.setenv("PYTHONPATH", str(package.parent))
     found = SimpleNamespace(**{name: importlib.import_module(name) for name in NAMES + DDTREE})
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        monkeypatch.setattr(found.live_server, "PORTS", free.getsockname()[1])
+    monkeypatch.setattr(found.live_server, "PORTS", free_port(SLOTS))
     monkeypatch.setattr(found.live_server, "SPACING", 1)
     for name, value in {"ROUNDS": 5, "SHORTEST": 0.02, "LONGEST": 0.03}.items():
         monkeypatch.setattr(found.live_windows, name, value)
@@ -50,10 +50,10 @@ def live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 @pytest.fixture
 def part(live: SimpleNamespace, tmp_path: Path) -> Any:
-    """A part with a minute to spend."""
+    """A part with time to spend: nothing here waits for its end."""
     folder = tmp_path / "logs"
     folder.mkdir()
-    return live.live_part.Part("rehearsal", tmp_path / "rehearsal.json", folder, tmp_path, startup=20, seconds=60)
+    return live.live_part.Part("rehearsal", tmp_path / "rehearsal.json", folder, tmp_path, startup=1200, seconds=3600)
 
 
 def record(part: Any) -> dict[str, Any]:
@@ -83,11 +83,10 @@ def test_a_held_part_waits_with_its_servers_up(
     server = live.live_server.Server("held", tmp_path, 0, part.folder, [])
     begin = part.begin
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(lambda: (server.wait(time.time() + 20), time.sleep(0.5), ended.touch()))
+        pool.submit(lambda: (server.wait(time.time() + 1200), time.sleep(0.5), ended.touch()))
         with live.live_server.running(part, [server]):
             assert ended.exists()
     assert part.begin - begin > 0.3
-    assert part.left() > 60 - 20
 
 
 def test_a_floor_is_judged_by_the_time_of_a_step(live: SimpleNamespace) -> None:
@@ -274,23 +273,23 @@ def test_two_ranks_switch_at_one_step(live: SimpleNamespace, part: Any, monkeypa
 def test_a_part_that_is_ended_leaves_its_record_and_no_server(live: SimpleNamespace, tmp_path: Path) -> None:
     code = """
 import live_part, live_server, pathlib, sys, time
-part = live_part.Part("ended", pathlib.Path(sys.argv[1]), live_part.new_folder(), startup=20)
+part = live_part.Part("ended", pathlib.Path(sys.argv[1]), live_part.new_folder(), startup=1200)
 def work(part):
     server = live_server.Server("one", pathlib.Path("."), 0, part.folder, [])
     with live_server.running(part, [server]):
         part.keep("pid", server.process.pid)
-        time.sleep(60)
+        time.sleep(1800)
 live_part.run(part, work)
 """
     path = f"{os.environ['PYTHONPATH']}:{SCRIPTS}"
     settings = os.environ | {"PYTHONPATH": path, "LIVE_PORTS": str(live.live_server.PORTS)}
     file = tmp_path / "ended.json"
     run = subprocess.Popen([sys.executable, "-c", code, str(file)], env=settings, stdout=subprocess.DEVNULL)
-    until = time.monotonic() + 20
-    while time.monotonic() < until and not (file.exists() and "pid" in json.loads(file.read_text())["found"]):
+    while not (file.exists() and "pid" in json.loads(file.read_text())["found"]):
+        assert run.poll() is None
         time.sleep(0.05)
     run.send_signal(signal.SIGTERM)
-    assert run.wait(10) == 1
+    assert run.wait() == 1
     found = json.loads(file.read_text())
     assert found["failures"] == [live.live_part.UNFINISHED]
     assert is_gone(found["found"]["pid"])
@@ -299,8 +298,8 @@ live_part.run(part, work)
 
 
 def is_gone(group: int) -> bool:
-    """Whether no process of the group is left, within two seconds."""
-    for _ in range(100):
+    """Whether no process of the group is left, within two minutes."""
+    for _ in range(6000):
         try:
             os.killpg(group, 0)
         except ProcessLookupError:
@@ -330,20 +329,19 @@ def test_lanes_keep_limits_order_ports_and_what_parts_leave(tmp_path: Path) -> N
     plan = tmp_path / "plan"
     plan.write_text(
         """
-a one   0 9 -   echo '{"part": "one"}'; echo $LIVE_PORTS $CUDA_VISIBLE_DEVICES >$OUT/one.json; exit 3
-a two   0 1 -   setsid sleep 60 & echo $! >$LIVE_PIDS; echo kept >$OUT/two.json; sleep 60
-c four  1 9 +two until [ -e $LIVE_HOLD ]; do sleep 0.1; done; cat $LANES/*/two/two.json >$OUT/four.json
-b three 1 9 two head -c 90000 /dev/zero >$OUT/three.log; cat $LANES/*/two/two.json - <<<$LIVE_PORTS >$OUT/three.json
+a one   0 900 - echo '{"part": "one"}'; echo $LIVE_PORTS $CUDA_VISIBLE_DEVICES >$OUT/one.json; exit 3
+a two   0 5 -   setsid sleep 1800 & echo $! >$LIVE_PIDS; echo kept >$OUT/two.json; sleep 1800
+c four  1 900 +two until [ -e $LIVE_HOLD ]; do sleep 0.1; done; cat $LANES/*/two/two.json >$OUT/four.json
+b three 1 900 two head -c 90000 /dev/zero >$OUT/three.log; cat $LANES/*/two/two.json - <<<$LIVE_PORTS >$OUT/three.json
 """
     )
     (tmp_path / "work").mkdir()
     settings = os.environ | {"OUT": str(tmp_path), "TMPDIR": str(tmp_path / "work"), "LANES": str(tmp_path / "work")}
     done = subprocess.run(
-        ["bash", str(SCRIPTS / "live_lanes.sh"), str(plan), "40"],
+        ["bash", str(SCRIPTS / "live_lanes.sh"), str(plan), "1400"],
         env=settings,
         capture_output=True,
         text=True,
-        timeout=30,
     )
     for told in ("one: rc 3, ", '{"part": "one"}', "two: rc 124, "):
         assert told in done.stdout

@@ -21,7 +21,7 @@ def naive_walk(tree, samples):
         path.append(min(matching))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(trees(max_width=40, max_token=2), st.data())
 def test_the_path_is_the_naive_walk(tree, data):
     samples = data.draw(st.lists(st.integers(0, 3), min_size=tree.width, max_size=tree.width))

@@ -47,13 +47,13 @@ def ranks_of(tree, found):
     return [tuples[node] for node in range(1, tree.width)]
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(candidates(), st.integers(0, 40))
 def test_the_tree_is_the_brute_force_best_in_order(found, budget):
     assert ranks_of(build_tree(3, found, budget), found) == brute_force(found, budget)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(candidates(), st.integers(0, 20), st.integers(0, 20))
 def test_a_smaller_budget_is_a_prefix(found, small, more):
     little, large = build_tree(3, found, small), build_tree(3, found, small + more)
@@ -61,7 +61,7 @@ def test_a_smaller_budget_is_a_prefix(found, small, more):
     assert little.parents.tolist() == large.parents[: little.width].tolist()
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.integers(1, 12), st.integers(0, 2**32 - 1))
 def test_k_equal_to_the_budget_loses_nothing(budget, seed):
     logits = np.random.default_rng(seed).integers(-3, 3, (3, 15)).astype(np.float32)
@@ -148,7 +148,7 @@ def test_a_chain_of_anything_but_token_ids_is_refused(tokens, message):
 LOGITS = [-np.inf, -3.0, -1.0, -0.0, 0.0, 1.0, 1.5, 90.0]
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.integers(0, 3), st.integers(1, 12), st.integers(0, 14), st.data())
 def test_candidates_are_the_stable_sort_and_the_exact_log_softmax(depth, vocab, k, data):
     flat = data.draw(st.lists(st.sampled_from(LOGITS), min_size=depth * vocab, max_size=depth * vocab))

@@ -52,7 +52,7 @@ def brute_force(logits, params):
     return [weights[token] / total if token in kept else 0.0 for token in range(vocab)], margin
 
 
-@settings(deadline=None, max_examples=500)
+@settings(max_examples=500)
 @given(finite_rows(), PARAMS)
 def test_the_law_is_its_definition(row, params):
     expected, margin = brute_force(row, params)
@@ -63,7 +63,7 @@ def test_the_law_is_its_definition(row, params):
     np.testing.assert_allclose(got, expected, rtol=1e-13)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.lists(PARAMS, min_size=1, max_size=5), st.integers(1, 3), st.integers(0, 2**32 - 1))
 def test_rows_with_their_own_parameters_equal_each_alone(params, repeats, seed):
     logits = np.random.default_rng(seed).normal(size=(len(params) * repeats, 40)).astype(np.float32)
@@ -210,7 +210,7 @@ def test_nan_and_infinite_logits_are_refused_with_their_row_and_token(call):
 EDGES = [0.0, 5e-324, 1e-17, 0.5, 1 - 2**-53, 1 - 2**-24]
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(finite_rows(), PARAMS, st.one_of(st.sampled_from(EDGES), st.floats(0, 1, exclude_max=True)))
 def test_a_drawn_token_has_positive_probability_and_inverts_the_cumulative_law(row, params, uniform):
     law = target_law(np.array(row), params)

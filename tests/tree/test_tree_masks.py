@@ -14,7 +14,7 @@ from treeverify.tree.visibility import visibility
 WIDTHS = [1, 2, 31, 32, 33, 63, 64, 65, 127, 128, 129, 200]
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(trees())
 def test_a_node_sees_itself_and_its_ancestors_only(tree):
     mask = visibility(tree)
@@ -38,7 +38,7 @@ def test_siblings_never_see_each_other():
     assert not mask[1, 2]
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(hnp.arrays(np.bool_, hnp.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=140)))
 def test_bit_j_of_word_i_is_column_64_i_plus_j(rows):
     width = rows.shape[-1]

@@ -22,7 +22,7 @@ def make(tokens, parents):
     return Tree(np.array(tokens, np.int64), np.array(parents, np.int32))
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(trees())
 def test_depth_counts_the_steps_to_the_root(tree):
     for node in range(tree.width):

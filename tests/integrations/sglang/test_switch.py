@@ -149,4 +149,4 @@ def test_two_ranks_change_together_or_not_at_all(tmp_path: Any) -> None:
         for rank in range(2)
     ]
     for process in ranks:
-        assert process.communicate(timeout=120)[0] == "[False, 'off', True, 'on'] [0, 1]\n"
+        assert process.communicate()[0] == "[False, 'off', True, 'on'] [0, 1]\n"

@@ -26,7 +26,7 @@ CALL = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(call=CALL, fixed_split=st.none() | st.integers(1, 100), tile=st.integers(1, 64), sparse=st.booleans())
 def test_split_kv_equals_the_reference(call, fixed_split, tile, sparse):
     if sparse:  # not a tree: rows and columns that are empty included

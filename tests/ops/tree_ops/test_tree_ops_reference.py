@@ -29,7 +29,7 @@ def trees(draw, max_width=12, vocab=4):
     return Tree(np.array(tokens, np.int64), np.array(parents, np.int32))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.data(), st.integers(0, 4), st.integers(0, 5), st.integers(0, 30))
 def test_built_trees(data, depth, k, budget):
     rows = [
@@ -40,7 +40,7 @@ def test_built_trees(data, depth, k, budget):
     agrees(REFERENCE, log_probs, torch.arange(depth * k).view(1, depth, k) % 7, budget)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.lists(trees(), min_size=1, max_size=4), st.integers(0, 12), st.data())
 def test_accepted_paths(batch, depth, data):
     width = max(tree.width for tree in batch)
@@ -54,7 +54,7 @@ def test_accepted_paths(batch, depth, data):
         equal(name, getattr(out, name), want)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(trees(), st.integers(0, 2**32 - 1), st.sampled_from([0.0, 0.5, 1.0, 3.0]), st.sampled_from([None, 1, 2, 3]))
 def test_sampled_paths(tree, seed, temperature, top_k):
     random = np.random.default_rng(seed)
@@ -69,7 +69,7 @@ def test_sampled_paths(tree, seed, temperature, top_k):
     equal("new tokens", got.new_tokens[0, : want.length], want.new_tokens(tree))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(trees(max_width=70), st.integers(0, 2**40))
 def test_masks(tree, prefix):
     _, parents = padded([tree], tree.width, torch.device("cpu"))
