@@ -93,7 +93,7 @@ def refuse_fault(where: str) -> None:
 
 
 def cache_dir() -> Path:
-    """``TREEVERIFY_CACHE``: compiled kernels and measured costs.
+    """``TREEVERIFY_CACHE``: compiled kernels, measured costs, the packaged model unpacked.
 
     Default: ``treeverify`` in ``$XDG_CACHE_HOME`` or ``~/.cache``.
     """
