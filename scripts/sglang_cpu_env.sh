@@ -1,25 +1,50 @@
 #!/bin/bash
 # A virtual environment in which real SGLang runs on a machine without a GPU (its Triton kernels in the interpreter),
-# with this project installed beside it; 2.3 GB, a few minutes. Used by `make test-sglang`.
+# with this checkout installed. Used by `make test-sglang`.
 #   scripts/sglang_cpu_env.sh VENV
+# VENV is small and made anew each time. SGLang and what it needs (2.5 GB, a few minutes to make) are kept for all
+# checkouts in the folder TREEVERIFY_SGLANG_CACHE (default: ~/.cache/treeverify), under a name that the lists of packages
+# and the Python version make up; they are used again while they are whole.
 set -euo pipefail
-venv=$1; root=$(cd "$(dirname "$0")/.." && pwd)
-test -x "$venv/bin/python" || "${PYTHON:-python3}" -m venv "$venv"
-pip() { "$venv/bin/python" -m pip install --disable-pip-version-check -q "$@"; }
-pip torch==2.13.0
-# What SGLang imports on a CPU; its own requirements would bring the CUDA packages.
-pip triton==3.7.1 numpy orjson psutil pybase64 requests packaging pillow starlette msgspec pydantic "pyzmq>=25.1.2" \
-  tqdm ipython aiohttp transformers==5.19.0 dill sentencepiece==0.2.1 apache-tvm-ffi==0.1.11 loguru gguf openai==2.8.0 \
-  partial_json_parser einops setproctitle "uvicorn>=0.51" fastapi uvloop jsonschema python-multipart prometheus-client
-pip --no-deps sglang==0.5.23 torchvision==0.28.0 compressed-tensors==0.18.0 xgrammar==0.2.7
-pip pytest==9.2.0 pytest-timeout==2.4.0 "ninja>=1.11" "filelock>=3.16" "typer>=0.15" "hatchling>=1.27" hatch-vcs editables
-pip --no-deps --no-build-isolation -e "$root"
-# The oldest version supported, apart, to check its names and signatures (PYTHONPATH puts it in front).
-rm -rf "$venv/sglang-0.5.17"
-pip --no-deps --target "$venv/sglang-0.5.17" sglang==0.5.17 transformers==5.12.1 tokenizers==0.22.2 \
-  "huggingface-hub>=1.5,<2"
-# A torch built for the CPU lacks two operators that torchvision declares at import.
-packages=$("$venv/bin/python" -c "import site; print(site.getsitepackages()[0])")
-cp "$root/scripts/torchvision_on_cpu.py" "$packages/"
-echo "import torchvision_on_cpu" >"$packages/torchvision_on_cpu.pth"
-touch "$venv/.installed"
+venv=$1; scripts=$(cd "$(dirname "$0")" && pwd); python=${PYTHON:-python3}
+unset PYTHONPATH PYTHONHOME
+lists=("$scripts/sglang_cpu.txt" "$scripts/sglang_cpu_oldest.txt")
+key=$({ cat "${lists[@]}"; "$python" -VV; } | sha256sum | cut -c1-12)
+kept=${TREEVERIFY_SGLANG_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/treeverify}/sglang-0.5.23-$key
+
+make_kept() {
+  rm -rf "$kept"
+  "$python" -m venv "$kept"
+  local pip=("$kept/bin/python" -m pip install --disable-pip-version-check -q)
+  "${pip[@]}" -c "${lists[0]}" torch==2.13.0 # a build that needs more brings it: one for CUDA works as well
+  "${pip[@]}" --no-deps -r "${lists[0]}"
+  "${pip[@]}" --no-deps --target "$kept/sglang-0.5.17" -r "${lists[1]}"
+  touch "$kept/.complete"
+}
+
+make_venv() {
+  "$python" -m venv --clear --without-pip "$venv"
+  ln -s "$kept/sglang-0.5.17" "$venv/sglang-0.5.17"
+  local packages name
+  name=$("$venv/bin/python" -c "import os, sys, sysconfig; print(os.path.relpath(sysconfig.get_path('purelib'), sys.prefix))")
+  packages=$venv/$name
+  # Read last, so that this checkout comes before whatever is kept.
+  echo "import site; site.addsitedir('$kept/$name')" >"$packages/zz_sglang.pth"
+  # A torch built for the CPU lacks two operators that torchvision declares at import.
+  cp "$scripts/torchvision_on_cpu.py" "$packages/"
+  echo "import torchvision_on_cpu" >"$packages/torchvision_on_cpu.pth"
+}
+
+imports() { "$venv/bin/python" -W ignore -c "import pip, hatchling, pytest, torch, torchvision, triton, sglang.srt.server_args"; }
+
+mkdir -p "$(dirname "$kept")" "$(dirname "$venv")"
+exec 9>"$kept.lock"
+flock 9 # another checkout may be making it
+make_venv
+if ! { test -e "$kept/.complete" && imports >/dev/null 2>&1; }; then
+  echo "making $kept"
+  make_kept
+  imports
+fi
+flock -u 9
+"$venv/bin/python" -m pip install --disable-pip-version-check -q --no-deps --no-build-isolation -e "$scripts/.."

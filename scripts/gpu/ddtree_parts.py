@@ -116,9 +116,8 @@ def _acceptance(answers: list[dict[str, Any]]) -> dict[str, float] | None:
 def acceptance(part: Part, choice: Choice) -> None:
     """One step after each of some prefixes of held-out texts, in the server and in the embedded engine on the CPU.
 
-    The server's step is read off its histogram of acceptance lengths, asked for after each prefix; a text of two tokens
-    is a prefill and one step. With overlap a second step may have been launched by then: a prefix whose histogram grew
-    by more than one entry is left out and counted, as is one whose first token differs between the two.
+    A text of two tokens is a prefill and one step, whose whole path is in the histogram of the answer: SGLang's counts
+    what was accepted, the text's end inside it or not. A prefix whose first token differs between the two is left out.
     """
     prefixes = [text[:cut] for text in held()[:TEXTS] for cut in CUTS]
     servers = servers_of(part, [f"ddtree{BUDGET + 1}-sync"])
@@ -127,13 +126,11 @@ def acceptance(part: Part, choice: Choice) -> None:
         embedded = pool.submit(_embedded, prefixes)
         with running(part, [server]):
             rows: list[dict[str, Any]] = []
-            before = _histogram(server)
             for ids in prefixes:
                 (answer,) = server.generate([ids], 2)
-                after = _histogram(server)
-                grown = [length for length in after for _ in range(after[length] - before.get(length, 0))]
-                rows.append({"root": answer["output_ids"][0], "server": grown})
-                before = after
+                counts = answer["meta_info"]["spec_correct_drafts_histogram"]
+                lengths = [drafts + 1 for drafts, count in enumerate(counts) for _ in range(count)]
+                rows.append({"root": answer["output_ids"][0], "server": lengths})
             part.keep("rows", rows)
         for row, (root, length) in zip(rows, embedded.result(), strict=True):
             row["engine"], row["same_root"] = length, row["root"] == root
@@ -154,10 +151,6 @@ def _judge(part: Part, rows: list[dict[str, Any]]) -> None:
     part.keep("compared", {"prefixes": len(rows), "used": len(used), "same": same, "means": means})
     if abs(means["server"] / means["engine"] - 1) > WITHIN:
         part.failures.append(f"acceptance: {means}, expected within {WITHIN:.0%}")
-
-
-def _histogram(server: Server) -> dict[int, int]:
-    return {int(length): count for length, count in server.state("ddtree")["acceptance_lengths"].items()}
 
 
 def _embedded(prefixes: list[list[int]]) -> list[tuple[int, int]]:

@@ -49,6 +49,17 @@ def allowed_modes() -> tuple[VerifyMode, ...]:
     return tuple(mode for mode in VerifyMode if mode in named)
 
 
+def untested_sglang() -> bool:
+    """``KDTREE_UNTESTED_SGLANG``: unset, SGLang releases that were not tested are refused; ``allow``, they are served.
+
+    Names and signatures are checked all the same. Raises ConfigError for anything else.
+    """
+    text = os.environ.get("KDTREE_UNTESTED_SGLANG")
+    if text not in (None, "allow"):
+        raise ConfigError(f"KDTREE_UNTESTED_SGLANG: expected allow, or to be unset; got {text!r}")
+    return text is not None
+
+
 def budget_by_cost() -> bool:
     """``KDTREE_BUDGET``: unset, the width of DDTREE's trees is fixed; ``auto``, it follows measured costs.
 
@@ -95,24 +106,48 @@ def refuse_fault(where: str) -> None:
 def cache_dir() -> Path:
     """``TREEVERIFY_CACHE``: compiled kernels, measured costs, the packaged model unpacked.
 
-    Default: ``treeverify`` in ``$XDG_CACHE_HOME`` or ``~/.cache``.
+    Default: ``treeverify`` in ``$XDG_CACHE_HOME`` or ``~/.cache``. Raises ConfigError for a path as ``_folder`` does,
+    and where neither is set and this user has no home folder.
     """
-    explicit = os.environ.get("TREEVERIFY_CACHE")
-    if explicit:
-        return Path(explicit)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "treeverify"
+    named = _folder("TREEVERIFY_CACHE")
+    if named is not None:
+        return named
+    base = _folder("XDG_CACHE_HOME")
+    if base is not None:
+        return base / "treeverify"
+    try:
+        return _path("the default", "~/.cache/treeverify")
+    except ConfigError as error:
+        raise ConfigError(f"TREEVERIFY_CACHE: expected a folder, got nothing; {error}") from None
 
 
 def cuda_home() -> Path | None:
-    """``CUDA_HOME``: the CUDA toolkit to compile with; default: nvcc on PATH, then the extra ``build``'s packages."""
-    text = os.environ.get("CUDA_HOME")
-    return Path(text) if text else None
+    """``CUDA_HOME``: the CUDA toolkit to compile with, alone; default: those on PATH, /usr/local/cuda, then PyPI's.
+
+    Raises ConfigError for a path as ``_folder`` does.
+    """
+    return _folder("CUDA_HOME")
 
 
 def cxx() -> str | None:
-    """``CXX``: the C++ compiler for bindings, also handed to nvcc; default ``g++``."""
+    """``CXX``: the C++ compiler for bindings, also handed to nvcc; options and a launcher may stand with it.
+
+    Default: ``g++``.
+    """
     return os.environ.get("CXX") or None
+
+
+def search_path() -> list[str]:
+    """``PATH``: the folders in which nvcc is looked for, in order."""
+    return os.get_exec_path()
+
+
+def build_jobs() -> int:
+    """``MAX_JOBS``: compilers at a time; default: one for each core that this process may use.
+
+    Raises ConfigError unless an integer >= 1; set to nothing is unset.
+    """
+    return _count("MAX_JOBS", 1) if os.environ.get("MAX_JOBS") else len(os.sched_getaffinity(0))
 
 
 def cpu_threads() -> int:
@@ -127,12 +162,11 @@ def cpu_threads() -> int:
 def dump_dir() -> Path | None:
     """``KDTREE_DUMP_DIR``: where verify calls beyond the bound are dumped, with user data; default: nowhere.
 
-    Raises ConfigError if it is set to nothing.
+    Raises ConfigError if it is set to nothing, and for a path as ``_folder`` does.
     """
-    text = os.environ.get("KDTREE_DUMP_DIR")
-    if text == "":
+    if os.environ.get("KDTREE_DUMP_DIR") == "":
         raise ConfigError("KDTREE_DUMP_DIR: expected a folder, got nothing; unset it for no dumps")
-    return None if text is None else Path(text)
+    return _folder("KDTREE_DUMP_DIR")
 
 
 def dump_max() -> int:
@@ -150,3 +184,23 @@ def _count(name: str, default: int) -> int:
     if not (text.isascii() and text.isdecimal()) or int(text) < 1:
         raise ConfigError(f"{name}: expected an integer >= 1, got {text!r}")
     return int(text)
+
+
+def _folder(name: str) -> Path | None:
+    """Return the absolute path that a variable names, ``~`` put in full; None if it is unset or set to nothing."""
+    text = os.environ.get(name)
+    return _path(name, text) if text else None
+
+
+def _path(name: str, text: str) -> Path:
+    """Raises ConfigError for a path with a variable in it, which nobody has expanded, and for an unknown home.
+
+    A back-quote and a quotation mark are refused with the dollar sign: nvcc hands its paths to a shell.
+    """
+    try:
+        path = Path(text).expanduser().absolute()
+    except RuntimeError:  # no HOME, or no such user
+        raise ConfigError(f"{name}: expected a path whose home folder is known, got {text!r}") from None
+    if any(character in str(path) for character in '$`"'):
+        raise ConfigError(f'{name}: expected a path without $, ` and ", got {str(path)!r}')
+    return path

@@ -53,6 +53,10 @@ class ServerUnreachableError(ServerError):
     """Nothing answers at the address, or not in time."""
 
 
+class AccessError(ServerError):
+    """A server is there, and refuses the key or has a certificate that is not trusted: waiting does not help."""
+
+
 class PluginMissingError(ServerError):
     """A server answers, but says nothing of treeverify: the plugin is not loaded in it."""
 

@@ -120,4 +120,4 @@ def test_the_commands_extras_are_those_of_the_project():
     names = {extra: tuple(re.split(r"[<>=!~]", line)[0] for line in declared[extra]) for extra in extras.MODULES}
     assert names == extras.MODULES
     assert set(extras.EXTRA_OF) | {"mode", "probe", "replay"} == COMMANDS
-    assert set(extras.MODULES["operator"]) | set(extras.MODULES["lab"]) | {"starlette"} == set(third_party())
+    assert set(extras.MODULES["operator"]) | set(extras.MODULES["lab"]) == set(third_party())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -109,7 +110,7 @@ class Stub:
 
 
 @contextmanager
-def serving(stub: Stub) -> Iterator[Stub]:
+def serving(stub: Stub, tls: ssl.SSLContext | None = None) -> Iterator[Stub]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self._reply("GET")
@@ -132,9 +133,11 @@ def serving(stub: Stub) -> Iterator[Stub]:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
-    stub.url = f"http://127.0.0.1:{server.server_address[1]}"
+    stub.url = f"{'http' if tls is None else 'https'}://127.0.0.1:{server.server_address[1]}"
     try:
         yield stub
     finally:

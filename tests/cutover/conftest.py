@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import shlex
@@ -14,7 +13,6 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import httpx
 import pytest
 
 from treeverify.control.client import read_state, switch_mode
@@ -169,14 +167,6 @@ class Bench:
         path = self.state / "journal.jsonl"
         text = path.read_text(errors="replace") if path.exists() else ""
         return [json.loads(line)["record"] for line in text.split("\n")[:-1]]
-
-
-@pytest.fixture(autouse=True, scope="session")
-def cheap_clients():
-    """Each client would load the certificates anew, for plain HTTP to this machine."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(httpx._transports.default, "create_ssl_context", functools.cache(httpx.create_ssl_context))
-        yield
 
 
 @pytest.fixture(scope="session")

@@ -4,21 +4,20 @@ A line of JSON in: ``argv``; ``out``: file for what it prints; ``kill``: ``after
 that it appends to a journal: SIGKILL as soon as the record is on the disk, or with the record half written (so that
 the act before it is done and not told), or ``reload:N``: before its N-th ``systemctl daemon-reload``; ``closed``:
 stage whose gate is closed, or ``real``: unless ``real``, nothing is asked of the server for samples; ``page``:
-whether the report is written (default: with ``real`` only); ``uid``: user to become. A line out: the exit code,
+whether the report is written (default: with ``real`` only); ``uid``: user to become; ``env``: variables to set first;
+``umask``. A line out: the exit code,
 negative: the signal.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import signal
 import sys
 
-import httpx
-
 from treeverify.cli.main import main
+from treeverify.control import http
 from treeverify.cutover import acts, gates, journal, report, samples, tool, units  # noqa: F401  (imported once, here)
 
 
@@ -71,6 +70,11 @@ def child(request):
     os.dup2(out, 1)
     os.dup2(out, 2)
     acts._POLL = 0.05
+    if "env" in request:
+        os.environ.update(request["env"])
+        http._trust.cache_clear()
+    if "umask" in request:
+        os.umask(request["umask"])
     if request.get("kill"):
         how, _, which = request["kill"].partition(":")
         die_before_reload(int(which)) if how == "reload" else append_and_die(how, int(which))
@@ -104,8 +108,6 @@ def serve():
 
 
 if __name__ == "__main__":
-    # each client would load the certificates anew, for plain HTTP to this machine
-    httpx._transports.default.create_ssl_context = functools.cache(httpx.create_ssl_context)
-    httpx.Client(trust_env=False).close()
+    http._trust()  # once, for all children
     serve()
     os._exit(0)

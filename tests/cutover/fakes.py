@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import json
 
+from tests.cutover.conftest import free_port
+
 from treeverify.control.schema import PluginState
+from treeverify.cutover.machine import Judges
+from treeverify.cutover.plan import CutoverPlan
 from treeverify.cutover.runner import CommandRunner
-from treeverify.cutover.samples import Sample
+from treeverify.cutover.samples import Plan, Prompt, Sample
+from treeverify.cutover.tool import Tool
 from treeverify.cutover.verdict import Verdict
+from treeverify.env import VerifyMode
 from treeverify.errors import ServerUnreachableError, SwitchError
+
+URL = f"http://fake:{free_port()}"
+"""No other test's: two cutovers of one port are kept apart."""
 
 
 class FakeService:
@@ -30,8 +39,8 @@ class FakeService:
         self.mode = mode.value
         return self.read()
 
-    def healthy(self):
-        return self.up
+    def require_healthy(self):
+        self.read()
 
     def refuses_logprobs(self, plan):
         return None
@@ -65,3 +74,23 @@ class Restarts(FakeRunner):
         self.service.mode = self.next_start().get("KDTREE_VERIFY", "off")
         self.service.pid += 1
         self.service.refuses = set()
+
+
+def tool_of(folder, service, runner=None):
+    """A tool for that service, which judges everything open."""
+    runner = runner or FakeRunner("true # again", folder / "owned.env", timeout=5)
+    return Tool("fake", URL, folder / "state", runner, service, lambda line: None, judges=Judges(sample, verdict))
+
+
+def plan_to_on(**changes):
+    prompts = Plan(prompts=[Prompt(name="a", input="x", forced="abcdefgh")])
+    return CutoverPlan(unit="fake", url=URL, target=VerifyMode.ON, soak_seconds=0, prompts=prompts, **changes)
+
+
+def with_judge(tool, judge):
+    object.__setattr__(tool, "judges", Judges(sample, judge))
+    return tool
+
+
+def last(tool):
+    return tool.status()["stage"]

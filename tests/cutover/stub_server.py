@@ -4,13 +4,15 @@
 at nothing with each process, and with ``STUB_EAGER`` its verify calls have another mask, as in a real one.
 ``STUB_PLUGIN=0``: a server without the plugin. ``STUB_DEAD=MODE``: it ends when it is switched to, or started in, that
 mode. ``STUB_BROKEN``: it answers no prompt. ``STUB_LOGPROBS=0``: it refuses log-probabilities. ``STUB_PARTS``: in mode
-on its texts part at their fifth token.
+on its texts part at their fifth token. ``STUB_KEY``: every route wants this bearer token. ``STUB_LOCKED=PATH``: that
+one wants another. ``STUB_TLS=FOLDER``: HTTPS, with ``server.pem`` and ``server.key`` there.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import ssl
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -79,6 +81,18 @@ def die_if_asked() -> None:
 
 
 class Handler(BaseHTTPRequestHandler):
+    def parse_request(self) -> bool:
+        """Read the head; refused here, whatever the method, without the key."""
+        if not super().parse_request():
+            return False
+        locked = self.path == os.environ.get("STUB_LOCKED")
+        wanted = "another" if locked else os.environ.get("STUB_KEY")
+        if wanted is None or self.headers.get("Authorization") == f"Bearer {wanted}":
+            return True
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.answer(401, {"error": "Unauthorized"})
+        return False
+
     def do_GET(self) -> None:
         if self.path == "/health":
             self.answer(200, None)
@@ -118,4 +132,9 @@ class Handler(BaseHTTPRequestHandler):
 
 
 die_if_asked()
-ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+server = ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler)
+if "STUB_TLS" in os.environ:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(f"{os.environ['STUB_TLS']}/server.pem", f"{os.environ['STUB_TLS']}/server.key")
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+server.serve_forever()

@@ -32,7 +32,7 @@ class Systemd:
     """A systemd that runs as PID 1 in namespaces of its own until ``stop``."""
 
     def __init__(self, folder: Path) -> None:
-        needed = ["unshare", "nsenter", "systemctl", "dbus-daemon", "/lib/systemd/systemd"]
+        needed = ["unshare", "nsenter", "setpriv", "systemctl", "dbus-daemon", "/lib/systemd/systemd"]
         missing = [name for name in needed if shutil.which(name) is None]
         if missing:
             pytest.skip(f"systemd cannot be started: no {', '.join(missing)} (Debian: systemd, dbus)")

@@ -176,6 +176,44 @@ def test_texts_may_part_at_a_near_tie_only(gap, open_):
     assert verdict.figures["largest_gap"] == pytest.approx(gap)
 
 
+def parted_all():
+    """Two samples: p0 parts at a near-tie, p1 beyond one, p2 in prefill, p3 is missing; the others are the same."""
+    pairs = [parted(3, 0.1), parted(5, 0.7), parted(0, 0.4)]
+    texts = [[pair[side].generations[0] for pair in pairs] for side in (0, 1)]
+    sides = []
+    for side, count in ((0, 4), (1, 3)):
+        named = [text.model_copy(update={"prompt": f"p{i}"}) for i, text in enumerate(texts[side])]
+        rest = BASE.generations[3:4] if count == 4 else []
+        sides.append(BASE.model_copy(update={"generations": [*named, *rest, *BASE.generations[4:]]}))
+    return sides
+
+
+def test_each_text_that_parts_has_its_own_place_and_gap():
+    baseline, candidate = parted_all()
+    verdict = judged(baseline=baseline, candidate=candidate)["generation"]
+    listed = [(text.prompt, text.place, text.gap and round(text.gap, 6), text.judged) for text in verdict.texts]
+    assert listed == [
+        ("p0", 3, 0.1, "near-tie"),
+        ("p1", 5, 0.7, "fault"),
+        ("p2", 0, 0.4, "prefill"),
+        ("p3", None, None, "fault"),
+    ]
+    figures = verdict.figures
+    assert (figures["same"], figures["near_ties"], figures["faults"], figures["differ_in_prefill"]) == (12, 1, 2, 1)
+    assert (figures["first_difference"], figures["largest_gap"]) == (3, pytest.approx(0.7))
+    blind = judged(baseline=without_logprobs(baseline), candidate=without_logprobs(candidate))["generation"]
+    assert [(text.prompt, text.place, text.gap, text.judged) for text in blind.texts] == [
+        ("p0", 3, None, "not judged"),
+        ("p1", 5, None, "not judged"),
+        ("p2", 0, None, "prefill"),
+        ("p3", None, None, "fault"),
+    ]
+
+
+def test_texts_that_are_the_same_are_not_listed():
+    assert judged()["generation"].texts == ()
+
+
 def test_the_gap_of_both_modes_counts():
     baseline, candidate = parted(3, 0.2, ahead=0.2)
     verdict = judged(baseline=baseline, candidate=candidate)["generation"]

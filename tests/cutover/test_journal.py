@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 
@@ -64,6 +65,49 @@ def test_any_changed_byte_before_the_last_line_is_refused(tmp_path_factory, wher
     content[where] ^= flip
     path.write_bytes(content)
     with pytest.raises(CutoverError, match="line") as caught:
+        Journal(path)
+    assert caught.value.exit_code == Exit.JOURNAL_CORRUPT
+
+
+@pytest.mark.parametrize("to", [b" ", b"\t", b"\r", b"\n", b"0", b"\xff", None])
+def test_each_byte_counts_white_space_too(tmp_path, to):
+    """Of every line, the last line's end included; ``to`` None: another byte whatever it was."""
+    path = tmp_path / "journal.jsonl"
+    journal = Journal(path)
+    for number in range(2):
+        journal.append("run", "enter", "off", number=number, text="a b")
+    whole = path.read_bytes()
+    for where, old in enumerate(whole):
+        new = to or bytes([old ^ 1])
+        if new[0] == old:
+            continue
+        path.write_bytes(whole[:where] + new + whole[where + 1 :])
+        with pytest.raises(CutoverError, match=r"line [12] is not as it was written") as caught:
+            Journal(path)
+        assert caught.value.exit_code == Exit.JOURNAL_CORRUPT
+
+
+@pytest.mark.parametrize("added", [b" ", b"\t", b"\r"])
+def test_white_space_that_was_added_counts(written, added):
+    line = written.read_bytes().index(b"\n")
+    for where in (0, 10, line):
+        whole = written.read_bytes()
+        written.write_bytes(whole[:where] + added + whole[where:])
+        with pytest.raises(CutoverError, match="line 1 is not as it was written"):
+            Journal(written)
+        written.write_bytes(whole)
+
+
+def test_a_journal_whose_checksums_left_white_space_out_is_refused_by_name(tmp_path):
+    """As earlier versions wrote them: keys in order, the checksum of the record written anew."""
+    path = tmp_path / "journal.jsonl"
+    record = {"seq": 1, "at": "", "run": "r", "event": "begin", "stage": "off", "data": {}}
+    body = json.dumps(record, sort_keys=True)
+    checksum = hashlib.sha256(f"\n{body}".encode()).hexdigest()[:16]
+    path.write_text(json.dumps({"sum": checksum, "record": record}, sort_keys=True) + "\n")
+    with pytest.raises(
+        CutoverError, match=r"line 1 was written by an earlier treeverify; nothing was changed"
+    ) as caught:
         Journal(path)
     assert caught.value.exit_code == Exit.JOURNAL_CORRUPT
 

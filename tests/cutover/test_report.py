@@ -7,10 +7,12 @@ import re
 
 import pytest
 from tests.cutover.synthetic import layer, sample, state
+from tests.cutover.test_gates import parted_all
 
 from treeverify.cutover import gates, report
 from treeverify.cutover.evidence import Evidence
 from treeverify.cutover.limits import Limits
+from treeverify.cutover.sample_gates import generation
 from treeverify.cutover.samples import Sample
 from treeverify.errors import ConfigError
 
@@ -75,6 +77,29 @@ def test_the_json_holds_the_same_and_can_be_read_back(tmp_path, content):
     assert found["states"]["validate"][0]["ranks"][0]["backends"][0]["layers"][1]["mismatched_rows"] == 4
     assert len(states) == len(found["states"])
     assert found["events"] == EVENTS
+
+
+def test_each_text_that_parts_is_shown_with_its_place_and_gap(tmp_path):
+    baseline, candidate = parted_all()
+    verdict = generation("validate", baseline, candidate, Limits())
+    path = report.write(tmp_path / "r.html", [], [verdict], {}, {})
+    found = json.loads(path.with_suffix(".json").read_text())["verdicts"][0]["texts"]
+    assert [(text["prompt"], text["place"], text["judged"]) for text in found] == [
+        ("p0", 3, "near-tie"),
+        ("p1", 5, "fault"),
+        ("p2", 0, "prefill"),
+        ("p3", None, "fault"),
+    ]
+    assert [text["gap"] for text in found] == [pytest.approx(0.1), pytest.approx(0.7), pytest.approx(0.4), None]
+    rows = re.findall(
+        r'<tr><td>(p\d)</td><td class="n">(.*?)</td><td class="n">(.*?)</td><td>(.*?)</td>', path.read_text()
+    )
+    assert rows == [
+        ("p0", "3", "0.1", "near-tie"),
+        ("p1", "5", "0.7", "fault"),
+        ("p2", "0", "0.4", "prefill"),
+        ("p3", "–", "–", "fault"),
+    ]
 
 
 def test_a_run_that_stopped_early_has_a_page_without_figures(tmp_path):

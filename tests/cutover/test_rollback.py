@@ -6,22 +6,25 @@ import os
 import shlex
 
 import pytest
-from tests.cutover.conftest import free_port
-from tests.cutover.fakes import FakeRunner, FakeService, Restarts, sample, verdict
+from tests.cutover.fakes import (
+    URL,
+    FakeRunner,
+    FakeService,
+    Restarts,
+    last,
+    plan_to_on,
+    sample,
+    tool_of,
+    verdict,
+    with_judge,
+)
 
 from treeverify.cutover import files
 from treeverify.cutover.acts import Hands
 from treeverify.cutover.exits import Exit
 from treeverify.cutover.lock import hold_name
 from treeverify.cutover.machine import Judges
-from treeverify.cutover.plan import CutoverPlan
-from treeverify.cutover.samples import Plan, Prompt
-from treeverify.cutover.tool import Tool
-from treeverify.env import VerifyMode
 from treeverify.errors import CutoverError
-
-URL = f"http://fake:{free_port()}"
-"""No other test's: two cutovers of one port are kept apart."""
 
 
 @pytest.fixture
@@ -31,25 +34,13 @@ def service():
 
 @pytest.fixture
 def plan():
-    prompts = Plan(prompts=[Prompt(name="a", input="x", forced="abcdefgh")])
-    return CutoverPlan(unit="fake", url=URL, target=VerifyMode.ON, soak_seconds=0, prompts=prompts)
+    return plan_to_on()
 
 
 @pytest.fixture
 def tool(tmp_path, service, monkeypatch):
     monkeypatch.setattr("treeverify.cutover.report.write", lambda path, *rest: path)
-    runner = FakeRunner("true # again", tmp_path / "owned.env", timeout=5)
-    said = []
-    return Tool("fake", URL, tmp_path / "state", runner, service, said.append, judges=Judges(sample, verdict))
-
-
-def with_judge(tool, judge):
-    object.__setattr__(tool, "judges", Judges(sample, judge))
-    return tool
-
-
-def last(tool):
-    return tool.status()["stage"]
+    return tool_of(tmp_path, service)
 
 
 def test_done(tool, plan, service):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 from collections.abc import Iterator
@@ -116,12 +117,14 @@ def test_a_server_that_cannot_be_asked_is_an_error_before_the_first_request():
     [
         ('{"input": "a", "forced": "bcdefg"}\n{"input": 3}', "line 2: .*input"),
         ("not json", "line 1: not JSON"),
+        ("[" * 100_000, "line 1: not JSON"),
         ("[1]", "line 1: expected an object"),
         ('{"input": "a", "forced": [1]}', "line 1: .*two texts or two lists"),
         ('{"input": "a", "forced": "b"}', "forced: expected more than 4"),
         ('{"input": "a", "forced": "bcdefg", "name": "x"}\n' * 2, "names that differ"),
         ('{"input": "a", "forced": "bcdefg", "nmae": "x"}', "line 1: nmae"),
         ("", "at least 1"),
+        ('{"input": "\\ud83d", "forced": "bcdefg"}', "line 1: .*input: .*surrogate"),  # no request can hold it
     ],
 )
 def test_a_bad_file_of_prompts_is_refused_with_its_line(tmp_path, lines, words):
@@ -131,6 +134,14 @@ def test_a_bad_file_of_prompts_is_refused_with_its_line(tmp_path, lines, words):
         Plan.from_file(path)
     with pytest.raises(ConfigError, match=r"missing\.jsonl: prompts cannot be read"):
         Plan.from_file(tmp_path / "missing.jsonl")
+
+
+@pytest.mark.parametrize("separator", "\u2028\u2029\u0085")
+def test_prompts_may_hold_any_separator(tmp_path, separator):
+    path = tmp_path / "prompts.jsonl"
+    text = f"one{separator}two"
+    path.write_text(json.dumps({"input": text, "forced": text}, ensure_ascii=False) + "\n", encoding="utf-8")
+    assert (Plan.from_file(path).prompts[0].input, Plan.from_file(path).prompts[0].forced) == (text, text)
 
 
 def test_a_file_of_prompts_in_text_or_ids(tmp_path):

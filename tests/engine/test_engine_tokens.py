@@ -84,17 +84,20 @@ def test_max_new_tokens_inside_an_accepted_path_cuts_there(new):
     result = machine.generate([3, 4, 5], params, budget=16)
     assert result.tokens == expected([3, 4, 5], GREEDY)[:new]
     assert result.finish is FinishReason.LENGTH
+    assert sum(machine.metrics.acceptance.elements()) == sum(result.acceptance_lengths) == new - 1
 
 
 def test_a_stop_token_inside_an_accepted_path_cuts_there():
     whole = expected([3, 4, 5], GREEDY)
     machine = engine(ToyDrafter(skill=1.0))
-    inside = 0
+    inside = given = 0
     for position, token in enumerate(whole):
         stop = SamplingParams(max_new_tokens=40, stop_token_ids=(token,))
         result = machine.generate([3, 4, 5], stop, budget=16)
         assert result.tokens == whole[: whole.index(token) + 1]
         assert result.finish is FinishReason.STOP
+        given += len(result.tokens) - 1  # the first one is prefill's
+        assert sum(machine.metrics.acceptance.elements()) == given
         inside += position == whole.index(token) and result.acceptance_lengths[-1:] not in ([], [6])
     assert inside > 5
 

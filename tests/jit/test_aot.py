@@ -10,6 +10,21 @@ from treeverify.jit.modules import COMMON_TARGETS, KIB, MODULES
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
+@pytest.mark.parametrize("jobs", ["0", "-1", "many"])
+def test_a_number_of_jobs_that_is_none_is_refused(jobs, capsys):
+    with pytest.raises(SystemExit):
+        aot.main(["--jobs", jobs])
+    assert "--jobs" in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("setting", ["MAX_JOBS", "TREEVERIFY_CACHE"])
+def test_a_wrong_setting_is_one_line(monkeypatch, capsys, setting, fresh_toolkit):
+    monkeypatch.setenv(setting, "$x")
+    assert aot.main(["--targets", "90a", "--modules", "tree_ops"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"treeverify: {setting}: expected")
+
+
 @pytest.fixture(scope="module")
 def built():
     return aot.build_all(COMMON_TARGETS)

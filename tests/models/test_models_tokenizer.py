@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Raw
-from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from treeverify.errors import WeightsError
 from treeverify.models.tokenizer import StreamDecoder, Tokenizer
@@ -22,6 +22,26 @@ def trained() -> Raw:
     return raw
 
 
+PIECES = [
+    "<s>", "<unk>", "▁", "▁▁", "▁Hello", "▁world", "world", "##ing", "!", "<0x0A>", "<0xE4>", "<0xB8>", "<0xAD>",
+    "<0xFF>", "<0x41>", "x", "low", "er</w>", "|", "<pad>", "\N{REPLACEMENT CHARACTER}", " .", "ab", "b",
+    "a", " a ", "H", "HH",
+]  # fmt: skip
+SPACES = decoders.Replace("▁", " ")
+DECODERS = {
+    "Llama": decoders.Sequence([SPACES, decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]),
+    "Gemma": decoders.Sequence([SPACES, decoders.ByteFallback(), decoders.Fuse()]),
+    "two spaces": decoders.Sequence([SPACES, decoders.Fuse(), decoders.Strip(" ", 2, 0)]),
+    "Metaspace": decoders.Metaspace(),
+    "Metaspace, never": decoders.Metaspace(prepend_scheme="never"),
+    "bytes, Metaspace": decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()]),
+    "WordPiece": decoders.WordPiece(),
+    "BPE": decoders.BPEDecoder(),
+    "CTC": decoders.CTC(pad_token="<pad>"),
+    "two at once": decoders.Sequence([decoders.Fuse(), decoders.Replace("ab", "Q")]),
+    "bytes": decoders.ByteLevel(),
+    "none": None,
+}
 TOKENIZER = Tokenizer(trained(), bos=0)
 
 
@@ -46,6 +66,65 @@ def test_a_stream_holds_back_half_a_character():
     decoder = StreamDecoder(TOKENIZER)
     ids = TOKENIZER.encode("aé")[1:]
     assert [decoder.feed([token]) for token in ids] == ["a", "", "é"]
+
+
+def decoder_tokenizer(decoder) -> Tokenizer:
+    raw = Raw(models.BPE(vocab={piece: index for index, piece in enumerate(PIECES)}, merges=[]))
+    if decoder is not None:
+        raw.decoder = decoder
+    raw.add_special_tokens(["<s>"])
+    raw.add_tokens([AddedToken("é", special=False)])
+    return Tokenizer(raw)
+
+
+@pytest.mark.parametrize("name", DECODERS)
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.integers(0, len(PIECES) + 1), max_size=12), st.integers(1, 3))
+@example([4, 5, 8], 1)
+@example([4, 0, 5], 1)
+@example([0, 4, 0, 0, 5], 2)
+@example([4, 10, 11, 12, 5], 1)
+@example([14, 13, 15], 1)
+@example([10, 0, 11, 12], 1)
+@example([2, 2, 4], 1)
+def test_a_stream_tells_what_decoding_at_once_would_with_every_decoder(name, ids, step):
+    tokenizer = decoder_tokenizer(DECODERS[name])
+    decoder = StreamDecoder(tokenizer)
+    pieces = [decoder.feed(ids[i : i + step]) for i in range(0, len(ids), step)]
+    assert "".join(pieces) + decoder.flush() == tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("name", ["Llama", "Gemma", "Metaspace", "WordPiece", "BPE", "none"])
+def test_a_word_is_told_as_soon_as_it_is_there(name):
+    tokenizer = decoder_tokenizer(DECODERS[name])
+    decoder = StreamDecoder(tokenizer)
+    ids = [4, 5, 4, 0, 5, 8]
+    pieces = [decoder.feed([token]) for token in ids]
+    assert "".join(pieces) == tokenizer.decode(ids)
+    assert all(pieces[i] for i in (0, 1, 2, 4, 5))
+    assert decoder.flush() == ""
+
+
+def test_a_byte_that_turns_out_not_to_be_text_was_not_told():
+    decoder = StreamDecoder(decoder_tokenizer(DECODERS["Llama"]))
+    assert [decoder.feed([token]) for token in (14, 13, 15)] == ["", "", "\N{REPLACEMENT CHARACTER}" * 2 + "x"]
+
+
+def test_one_token_keeps_its_space_in_a_drawing():
+    for name in ("Llama", "Metaspace"):
+        tokenizer = decoder_tokenizer(DECODERS[name])
+        assert (tokenizer.token(5), tokenizer.token(15), tokenizer.token(0)) == (" world", "x", "<s>")
+
+
+def test_a_files_truncation_and_padding_do_not_apply_to_prompts(tmp_path):
+    raw, text = trained(), "def f(x): return x " * 20
+    whole = raw.encode(text).ids
+    raw.enable_truncation(max_length=16)
+    raw.enable_padding(length=4096, pad_id=1)
+    raw.save(str(tmp_path / "tokenizer.json"))
+    for tokenizer in (Tokenizer.load(tmp_path / "tokenizer.json", 0), Tokenizer(raw, 0)):
+        assert tokenizer.encode(text) == [0, *whole]
+        assert tokenizer.encode("") == [0]
 
 
 def test_tokens_can_be_named():

@@ -71,6 +71,7 @@ def text(ids: list[int], sampling: dict[str, Any], body: dict[str, Any]) -> dict
         steps = math.ceil((len(found) - 1) / PER_STEP)
         histogram[PER_STEP] = histogram.get(PER_STEP, 0) + steps
         meta |= {"spec_verify_ct": steps, "spec_accept_length": float(PER_STEP)}
+        meta["spec_correct_drafts_histogram"] = [0] * (PER_STEP - 1) + [steps]
         state["rows"] += 16 * 8 * steps
     if body.get("return_logprob"):
         meta["output_top_logprobs"] = [[[value, token, None] for token, value in law(ids[-1]).items()]]

@@ -1,11 +1,16 @@
-"""A server over the packaged model, in this process."""
+"""A server over the packaged model, in this process: by its application alone, or behind a socket."""
 
 from __future__ import annotations
 
+import socket
+import threading
+from contextlib import contextmanager
+
+import httpx
 import pytest
 from fastapi.testclient import TestClient
 
-from treeverify.serve.server import Setup, application
+from treeverify.serve.server import Server, Setup, application, load
 
 
 @pytest.fixture
@@ -26,6 +31,28 @@ def serve():
         yield start
         for client in clients:
             client.__exit__(None, None, None)
+
+
+@pytest.fixture
+def live(monkeypatch):
+    """``live(host)``: a server behind a socket, as a context of its address and an HTTP client for it."""
+    monkeypatch.setenv("KDTREE_VERIFY", "off")
+    monkeypatch.delenv("TREEVERIFY_FAULT", raising=False)
+    return _live
+
+
+@contextmanager
+def _live():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = Server(load(Setup()))
+        thread = threading.Thread(target=server.run, args=([listener],))
+        thread.start()
+        try:
+            with httpx.Client(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}", timeout=None) as client:
+                yield server, client
+        finally:
+            server.should_exit = True
+            thread.join()
 
 
 def ask(client, text="def parse(path):", tokens=16, **body):

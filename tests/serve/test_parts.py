@@ -2,14 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import socket
-import subprocess
-import sys
-import time
-
-import httpx
 import pytest
 import torch
 
@@ -91,43 +83,3 @@ def test_faults_are_refused_outside_serve_and_unknown_ones_inside(monkeypatch):
 def test_bad_setups_are_one_line(setup, word):
     with pytest.raises(ConfigError, match=word):
         application(Setup(**setup))
-
-
-def start(port: int) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "treeverify", "serve", "--port", str(port)]
-    clean = {key: value for key, value in os.environ.items() if not key.startswith(("KDTREE", "TREEVERIFY_FAULT"))}
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=clean)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
-@pytest.mark.slow
-def test_the_process_answers_then_ends_cleanly_on_sigterm_and_its_port_is_refused_meanwhile():
-    port = free_port()
-    server = start(port)
-    try:
-        wait_for(port)
-        second = start(port)
-        assert second.wait(60) == 2
-        error = second.stderr.read()
-        assert error.startswith(f"treeverify: 127.0.0.1:{port}: cannot be bound")
-        assert error.count("\n") == 1
-        server.send_signal(signal.SIGTERM)
-        assert server.wait(30) == 0
-    finally:
-        server.kill()
-        server.stderr.close()
-
-
-def wait_for(port: int) -> None:
-    for _ in range(200):
-        try:
-            httpx.get(f"http://127.0.0.1:{port}/health", timeout=60)
-        except httpx.ConnectError:
-            time.sleep(0.2)
-        else:
-            return
-    raise AssertionError(f"no server at port {port}")

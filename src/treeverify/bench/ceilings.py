@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
-import subprocess
+import platform
 import tempfile
 from dataclasses import dataclass
 from importlib import resources
@@ -22,7 +22,7 @@ from treeverify.bench.timing import Replay, make_replay
 from treeverify.bench.workloads import Point
 from treeverify.env import cache_dir
 from treeverify.errors import BuildError
-from treeverify.jit.toolkit import find_toolkit
+from treeverify.jit.toolkit import find_toolkit, run
 
 MATMUL, COPY, MMA_SYNC = "wgmma", "copy", "mma-sync"
 UNITS = {COPY: "B/s", MATMUL: "flop/s", MMA_SYNC: "flop/s"}
@@ -88,25 +88,24 @@ def mma_sync_ceiling(device: torch.device) -> Ceiling:
 def build_mma_library(capability: tuple[int, int], folder: Path | None = None) -> Path:
     """Compile the mma.sync loop for one GPU generation unless ``folder`` has it; return the shared library.
 
-    The file's name carries a hash of source and target; it appears atomically. ``folder`` defaults to the kernel cache.
-    Raises ``BuildError`` with the compiler's message.
+    The file's name carries a hash of source, target and the CPU's architecture; it appears atomically. ``folder``
+    defaults to the kernel cache. Raises ``BuildError`` with the compiler's message.
     """
     source = resources.files("treeverify") / "csrc/bench/mma_ceiling.cu"
     target = f"{capability[0]}{capability[1]}"
-    digest = hashlib.sha256(source.read_bytes() + target.encode()).hexdigest()[:16]
+    digest = hashlib.sha256(source.read_bytes() + target.encode() + platform.machine().encode()).hexdigest()[:16]
     folder = folder or cache_dir()
     library = folder / f"mma_ceiling-sm{target}-{digest}.so"
     if library.is_file():
         return library
-    nvcc = str(find_toolkit().nvcc)
+    toolkit = find_toolkit()
     folder.mkdir(parents=True, exist_ok=True)
     with resources.as_file(source) as path, tempfile.TemporaryDirectory(dir=folder) as scratch:
         built = Path(scratch) / library.name
         gencode = f"-gencode=arch=compute_{target},code=sm_{target}"
         flags = ["-O3", "-std=c++17", "-shared", "-Xcompiler=-fPIC", gencode]
-        done = subprocess.run([nvcc, *flags, str(path), "-o", str(built)], capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise BuildError(f"mma.sync ceiling: nvcc failed: {done.stderr.strip()[-500:]}")
+        files = [f"-L{toolkit.library}", str(path), "-o", str(built)]
+        run(toolkit.device_command(*flags, *files), "the mma.sync ceiling does not compile")
         os.replace(built, library)
     return library
 

@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 import torch
 
 from treeverify.errors import ConfigError
+from treeverify.text import json_lines
 
 Record: TypeAlias = dict[str, Any]
 
@@ -119,9 +120,7 @@ def environment(*, commit: str | None = None, device: int = 0) -> Record:
 def _lines(path: Path) -> Iterator[Record]:
     if not path.is_file():
         raise ConfigError(f"records: no such file: {path}")
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        if not line.strip():
-            continue
+    for number, line in json_lines(path, "records"):
         try:
             record = json.loads(line)
             check(record)

@@ -169,7 +169,7 @@ def _tool(
 def _say(line: str) -> None:
     """Print to standard error: unbuffered, as a signal handler may do; a terminal that is gone stops nothing."""
     with suppress(OSError):
-        os.write(2, f"{line}\n".encode())
+        os.write(2, f"{line}\n".encode(errors="backslashreplace"))
 
 
 def _interrupts(answer: str) -> Callable[[], None]:

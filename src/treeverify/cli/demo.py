@@ -195,7 +195,7 @@ def show(report: DemoReport, html: Path | None, as_json: bool) -> None:
     """Print the report, and write the page if a file was named."""
     if html is not None:
         try:
-            html.write_text(page(report), encoding="utf-8")
+            html.write_text(page(report), encoding="utf-8", errors="backslashreplace")
         except OSError as error:
             raise ConfigError(f"--html: {html}: {error}") from None
     if as_json:

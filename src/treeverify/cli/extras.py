@@ -7,7 +7,7 @@ EXTRA_OF = {"cutover": OPERATOR, "serve": LAB, "generate": LAB, "demo": LAB, "be
 """By command; the others are served by the plain install."""
 MODULES = {
     OPERATOR: ("jinja2", "markupsafe", "matplotlib", "scipy"),
-    LAB: ("fastapi", "jinja2", "markupsafe", "matplotlib", "scipy", "tokenizers", "uvicorn"),
+    LAB: ("fastapi", "jinja2", "markupsafe", "matplotlib", "scipy", "starlette", "tokenizers", "uvicorn"),
 }
 """What each extra brings, by the name that is imported."""
 

@@ -19,6 +19,9 @@ from treeverify.env import VerifyMode, cpu_threads, verify_mode
 from treeverify.errors import ConfigError
 from treeverify.models.pair import load_pair
 from treeverify.models.tokenizer import StreamDecoder, Tokenizer
+from treeverify.text import read_text, whole
+
+_STDIN = 0
 
 
 @dataclass(frozen=True)
@@ -39,12 +42,9 @@ def prompt_text(ask: Ask) -> str:
     if (ask.prompt is None) == (ask.file is None):
         raise ConfigError("prompt: give either PROMPT or --file")
     if ask.prompt is not None:
-        return ask.prompt
+        return whole("PROMPT", ask.prompt)
     assert ask.file is not None
-    try:
-        return sys.stdin.read() if str(ask.file) == "-" else ask.file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--file: {ask.file}: {error}") from None
+    return read_text(f"--file: {ask.file}", _STDIN if str(ask.file) == "-" else ask.file)
 
 
 def summary(engine: Engine, result: Result, text: str, seconds: float) -> dict[str, Any]:

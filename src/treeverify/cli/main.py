@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -76,6 +77,9 @@ def demo(
 
 def main() -> None:
     """Entry point of the console script."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # None where the descriptor is closed
+            stream.reconfigure(errors="backslashreplace")  # a character that the encoding lacks is escaped
     try:
         app()
     except TreeverifyError as error:

@@ -9,7 +9,9 @@ import typer
 
 
 def serve(
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="Name or address to listen on, ::1 too; '::': all, IPv4 as well.")
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one, named in the log.")] = 30000,
     model: Annotated[Path | None, typer.Option(help="Folder with target/ and drafter/; default: packaged.")] = None,
     dtype: Annotated[str, typer.Option(help="float32 | bfloat16")] = "float32",

@@ -1,33 +1,26 @@
 """Reads and switches the mode of a live server: SGLang with the plugin, or ``treeverify serve``.
 
-Every answer is checked; what cannot be trusted is a typed error that says what was asked and what came. Requests go to
-the server directly, whatever proxies the environment names.
+Every answer is checked; what cannot be trusted is a typed error that says what was asked and what came.
 """
 
 from __future__ import annotations
 
 import json
-import ssl
 import time
 from collections.abc import Iterator
-from functools import cache
 from typing import Any
 
-import httpx
 from pydantic import ValidationError
 
-from treeverify import env
+from treeverify.control.http import TIMEOUT_S, Connection, excerpt
 from treeverify.control.schema import PluginState, RankState
 from treeverify.control.wire import ERROR_KEY, MODE_KEY, MODE_NUMBERS, STATE_KEY
 from treeverify.env import VerifyMode
-from treeverify.errors import PluginMissingError, ServerError, ServerUnreachableError, SwitchError
+from treeverify.errors import PluginMissingError, ServerError, SwitchError
 
-TIMEOUT_S = 30.0
-"""For one answer: the info query waits for the step that runs."""
 SETTLE_S = 5.0
 """How long after an accepted switch every rank must say the new mode."""
 _PAUSE_S = 0.2
-_EXCERPT = 200
 
 
 def read_state(url: str, *, api_key: str | None = None, timeout: float = TIMEOUT_S) -> list[PluginState]:
@@ -35,11 +28,12 @@ def read_state(url: str, *, api_key: str | None = None, timeout: float = TIMEOUT
 
     ``api_key`` goes out as a bearer token; None: ``TREEVERIFY_API_KEY``.
 
-    Raises ``ServerUnreachableError`` (nothing answers, or not within ``timeout`` seconds), ``PluginMissingError`` (a
-    group says nothing of treeverify), ``ServerError`` (not such a server, or a field that the schema does not have).
+    Raises ``ServerUnreachableError`` (nothing answers, or not within ``timeout`` seconds), ``AccessError`` (its key or
+    its certificate), ``PluginMissingError`` (a group says nothing of treeverify), ``ServerError`` (not such a server,
+    or a field that the schema does not have).
     """
     where = f"{url.rstrip('/')}/server_info"
-    answer = _json(_ask("GET", where, api_key, timeout), where)
+    answer = _ask(url, api_key, timeout, "GET", "/server_info")
     states = answer.get("internal_states") if isinstance(answer, dict) else None
     if not isinstance(states, list) or not states:
         raise ServerError(f"{where}: expected a list internal_states, as SGLang has: this is another kind of server")
@@ -61,8 +55,8 @@ def switch_mode(
                 f"{url}: group {group}, rank {rank.rank} allows {allowed} (KDTREE_VERIFY_ALLOW), not {mode}"
             )
     where = f"{url.rstrip('/')}/set_internal_state"
-    response = _ask("POST", where, api_key, timeout, {"server_args": {MODE_KEY: MODE_NUMBERS[mode]}})
-    answer = _json(response, where)
+    body = {"server_args": {MODE_KEY: MODE_NUMBERS[mode]}}
+    answer = _ask(url, api_key, timeout, "POST", "/set_internal_state", body)
     if not isinstance(answer, list) or not answer or any(updated is not True for updated in answer):
         raise SwitchError(f"{where}: expected true for each group, got {_excerpt(answer)}; the server's log says why")
     deadline = time.monotonic() + SETTLE_S
@@ -82,36 +76,20 @@ def _ranks(states: list[PluginState]) -> Iterator[tuple[int, RankState]]:
             yield group, rank
 
 
-def _ask(method: str, where: str, api_key: str | None, timeout: float, body: object = None) -> httpx.Response:
-    key = env.api_key() if api_key is None else api_key
-    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-    try:
-        with httpx.Client(timeout=timeout, headers=headers, verify=_certificates(), trust_env=False) as client:
-            response = client.request(method, where, json=body)
-    except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
-        raise ServerUnreachableError(f"{where}: expected an address like http://HOST:PORT: {error}") from error
-    except httpx.TimeoutException as error:
-        raise ServerUnreachableError(f"{where}: no answer within {timeout:g} s") from error
-    except httpx.HTTPError as error:
-        raise ServerUnreachableError(f"{where}: {error or type(error).__name__}") from error
-    if response.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
-        raise ServerError(f"{where}: status {response.status_code}: the server wants a key (TREEVERIFY_API_KEY)")
-    if response.status_code != httpx.codes.OK:
-        raise ServerError(f"{where}: expected status 200, got {response.status_code}: {_excerpt(response.text)}")
-    return response
+def require_healthy(url: str, *, api_key: str | None = None, timeout: float = TIMEOUT_S) -> None:
+    """Raise, as ``read_state`` does, unless the server at ``url`` answers its health call with status 200."""
+    with Connection(url, api_key=api_key, timeout=timeout) as server:
+        server.fetch("GET", "/health")
 
 
-@cache
-def _certificates() -> ssl.SSLContext:
-    """The system's; made once, since reading them takes longer than a request."""
-    return ssl.create_default_context()
-
-
-def _json(response: httpx.Response, where: str) -> Any:
+def _ask(url: str, api_key: str | None, timeout: float, method: str, path: str, body: object = None) -> Any:
+    """Return the JSON that the server answers."""
+    with Connection(url, api_key=api_key, timeout=timeout) as server:
+        response = server.fetch(method, path, body)
     try:
         return response.json()
     except ValueError as error:
-        raise ServerError(f"{where}: expected JSON, got {_excerpt(response.text)}") from error
+        raise ServerError(f"{url.rstrip('/')}{path}: expected JSON, got {excerpt(response.text)}") from error
 
 
 def _state(where: str, group: int, entry: object) -> PluginState:
@@ -134,5 +112,4 @@ def _state(where: str, group: int, entry: object) -> PluginState:
 
 
 def _excerpt(value: object) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, default=str)
-    return text if len(text) <= _EXCERPT else f"{text[:_EXCERPT]}..."
+    return excerpt(value if isinstance(value, str) else json.dumps(value, default=str))

@@ -17,7 +17,7 @@ from treeverify.cutover.runner import Runner, Status
 from treeverify.cutover.service import Service, mode_of, ranks
 from treeverify.cutover.stages import Stage
 from treeverify.env import VerifyMode
-from treeverify.errors import CutoverError, PluginMissingError, ServerError
+from treeverify.errors import AccessError, CutoverError, PluginMissingError, ServerError
 
 _POLL, _TELL = 0.5, 10.0
 _DOWN_POLLS, _RESTARTS = 6, 3
@@ -111,7 +111,8 @@ class Acts:
     def await_server(self, mode: str | None, *, old_main: int = 0, old_serving: int = 0) -> None:
         """Wait until a process other than the old ones answers and, unless None, serves ``mode``.
 
-        Raises CutoverError: at the deadline, when the unit failed, or when the server came up in another mode.
+        Raises CutoverError: at the deadline, when the unit failed, or when the server came up in another mode; else as
+        ``_answer``.
         """
         began = told = time.monotonic()
         limit, watch = self.run.plan.health_seconds, _Watch(self.run.plan.unit)
@@ -134,13 +135,17 @@ class Acts:
             time.sleep(_POLL)
 
     def _answer(self, old_serving: int) -> str | None:
-        """Return the mode that a new, healthy server has (or ABSENT), None while there is none."""
-        if not self._hands.service.healthy():
-            return None
+        """Return the mode that a new, healthy server has (or ABSENT), None while there is none.
+
+        Raises AccessError: a key or a certificate that is refused now will be refused for ever.
+        """
         try:
+            self._hands.service.require_healthy()
             states = self._hands.service.read()
         except PluginMissingError:
             return ABSENT
+        except AccessError:
+            raise
         except ServerError:
             return None
         if old_serving in {rank.pid for rank in ranks(states)}:

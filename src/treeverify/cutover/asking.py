@@ -7,12 +7,10 @@ from datetime import UTC, datetime
 from time import perf_counter
 from typing import Any
 
-import httpx
-
-from treeverify import env
 from treeverify.control.client import read_state
+from treeverify.control.http import OK, Connection, Response, excerpt
 from treeverify.cutover.samples import Generation, Plan, Position, Probe, Progress, Prompt, Sample, Window
-from treeverify.errors import ConfigError, ServerError
+from treeverify.errors import AccessError, ConfigError, ServerError
 
 
 class _UnusableError(Exception):
@@ -20,7 +18,7 @@ class _UnusableError(Exception):
 
 
 class Asking:
-    """One sample in the making. A server that wants a key gets ``TREEVERIFY_API_KEY``."""
+    """One sample in the making."""
 
     def __init__(self, url: str, plan: Plan, on_progress: Progress | None) -> None:
         self._plan, self._url = plan, url.rstrip("/")
@@ -34,7 +32,7 @@ class Asking:
         plan = self._plan
         taken_at = datetime.now(UTC).isoformat(timespec="seconds")
         mode = served_mode(self._url, plan.timeout)
-        with _client(self._url, plan.timeout) as client:
+        with Connection(self._url, timeout=plan.timeout) as client:
             speed = [self._window(client, prompt, run) for run in range(plan.speed_passes) for prompt in plan.prompts]
             generations = [self._generation(client, prompt) for prompt in plan.prompts]
             probes = [
@@ -53,7 +51,7 @@ class Asking:
             failures=self._failures,
         )
 
-    def _window(self, client: httpx.Client, prompt: Prompt, run: int) -> Window | None:
+    def _window(self, client: Connection, prompt: Prompt, run: int) -> Window | None:
         began = perf_counter()
         found = self._ask(client, f"speed pass {run}, {prompt.name}", prompt.input, self._plan.new_tokens, False)
         if found is None:
@@ -65,7 +63,7 @@ class Asking:
             seconds=perf_counter() - began,
         )
 
-    def _generation(self, client: httpx.Client, prompt: Prompt) -> Generation | None:
+    def _generation(self, client: Connection, prompt: Prompt) -> Generation | None:
         asked, tokens = self._plan.logprobs, self._plan.new_tokens
         found = self._ask(client, f"generation, {prompt.name}", prompt.input, tokens, asked)
         if found is None:
@@ -79,7 +77,7 @@ class Asking:
             accepted=meta.get("spec_correct_drafts_histogram"),
         )
 
-    def _probe(self, client: httpx.Client, prompt: Prompt, offset: int) -> Probe | None:
+    def _probe(self, client: Connection, prompt: Prompt, offset: int) -> Probe | None:
         name = f"probe at {offset}, {prompt.name}"
         found = self._ask(client, name, prompt.upto(offset), self._plan.probe_tokens, True)
         if found is None:
@@ -88,18 +86,18 @@ class Asking:
         return Probe(prompt=prompt.name, offset=offset, first=first.token, positions=rest)
 
     def _ask(
-        self, client: httpx.Client, name: str, given: str | list[int], tokens: int, logprobs: bool
+        self, client: Connection, name: str, given: str | list[int], tokens: int, logprobs: bool
     ) -> dict[str, Any] | None:
         """One request; None, and a line of failures, where there is no usable answer."""
         body = _body(given, tokens, self._plan.top_logprobs if logprobs else None)
         found = None
         try:
-            found = _answer(client.post("/generate", json=body), tokens)
+            found = _answer(client.request("POST", "/generate", body), tokens)
             if logprobs:
                 found["positions"] = positions(found["meta_info"])
             elif len(found.get("output_ids") or []) != tokens:
                 raise _UnusableError(f"output_ids: expected {tokens} ids, got {found.get('output_ids')!r:.60}")
-        except (httpx.HTTPError, _UnusableError) as error:
+        except (ServerError, _UnusableError) as error:
             found = None
             self._failures.append(f"{name}: {error or type(error).__name__}")
         self._done += 1
@@ -108,28 +106,24 @@ class Asking:
 
 
 def refuses_logprobs(url: str, plan: Plan) -> str | None:
-    """What the server says to a request for log-probabilities, None: it gives them.
+    """What the server says to a request for log-probabilities; None: it gives them, or ``plan`` wants none.
 
     Raises ServerError where it does not answer the same request without them either, or not at all.
     """
-    given = plan.prompts[0].input
-    try:
-        with _client(url.rstrip("/"), plan.timeout) as client:
-            _answer(client.post("/generate", json=_body(given, plan.probe_tokens, None)), plan.probe_tokens)
-            reply = client.post("/generate", json=_body(given, plan.probe_tokens, plan.top_logprobs))
-    except (httpx.HTTPError, _UnusableError) as error:
-        raise ServerError(f"{url}/generate: {error or type(error).__name__}") from None
-    try:
-        positions(_answer(reply, plan.probe_tokens)["meta_info"])
-    except _UnusableError as error:
-        return str(error)
+    given, tokens = plan.prompts[0].input, plan.probe_tokens
+    with Connection(url, timeout=plan.timeout) as client:
+        try:
+            _answer(client.request("POST", "/generate", _body(given, tokens, None)), tokens)
+        except _UnusableError as error:
+            raise ServerError(f"{url}/generate: {error}") from None
+        if not plan.logprobs:
+            return None
+        try:
+            reply = client.request("POST", "/generate", _body(given, tokens, plan.top_logprobs))
+            positions(_answer(reply, tokens)["meta_info"])
+        except (AccessError, _UnusableError) as error:
+            return str(error)
     return None
-
-
-def _client(url: str, timeout: float) -> httpx.Client:
-    key = env.api_key()
-    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-    return httpx.Client(base_url=url, timeout=timeout, headers=headers, trust_env=False)
 
 
 def _body(given: str | list[int], tokens: int, top_logprobs: int | None) -> dict[str, Any]:
@@ -165,10 +159,10 @@ def positions(meta: dict[str, Any]) -> list[Position]:
     return found
 
 
-def _answer(reply: httpx.Response, tokens: int) -> dict[str, Any]:
+def _answer(reply: Response, tokens: int) -> dict[str, Any]:
     """The answer's object; raises for an HTTP error, another form or another number of tokens."""
-    if reply.status_code != 200:
-        raise _UnusableError(f"HTTP {reply.status_code}: {' '.join(reply.text.split())[:200]}")
+    if reply.status_code != OK:
+        raise _UnusableError(f"HTTP {reply.status_code}: {excerpt(' '.join(reply.text.split()))}")
     try:
         found = reply.json()
         count = found["meta_info"]["completion_tokens"]

@@ -8,6 +8,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from treeverify.control.schema import PluginState
+from treeverify.cutover import replacing
 from treeverify.cutover.samples import Sample
 
 _STATES = TypeAdapter(list[PluginState])
@@ -23,13 +24,8 @@ class Evidence:
         """Store what was found at ``name``. Raises OSError."""
         self.folder.mkdir(parents=True, exist_ok=True)
         if sample is not None:
-            self._put(f"{name}.sample.json", sample.model_dump_json())
-        self._put(f"{name}.states.json", _STATES.dump_json(list(states)).decode())
-
-    def _put(self, name: str, content: str) -> None:
-        written = self.folder / f".{name}.new"
-        written.write_text(content, encoding="utf-8")
-        written.replace(self.folder / name)
+            replacing.replace(self.folder / f"{name}.sample.json", sample.model_dump_json().encode())
+        replacing.replace(self.folder / f"{name}.states.json", _STATES.dump_json(list(states)))
 
     def sample(self, name: str) -> Sample | None:
         """Return a sample, None where there is none that can be read."""

@@ -5,20 +5,46 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from pydantic import BaseModel, ConfigDict
+
+from treeverify.cutover import replacing
 from treeverify.cutover.exits import Exit
-from treeverify.cutover.journal import sync_folder
 from treeverify.errors import CutoverError
 
 MARK = "# Written by treeverify cutover, and changed or removed by it. Put nothing else here.\n"
 
 
+class Place(BaseModel):
+    """What a file is beside its content; all but ``target`` is None where there is no file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    target: str
+    """The file itself, links followed."""
+    mode: int | None = None
+    owner: int | None = None
+    group: int | None = None
+
+
+def place(path: Path) -> Place:
+    """Return what ``path`` is now. Raises CutoverError (``Exit.NOT_PERMITTED``)."""
+    real = replacing.target(path)
+    try:
+        found = real.stat()
+    except FileNotFoundError:
+        return Place(target=str(real))
+    except OSError as error:
+        raise CutoverError(Exit.NOT_PERMITTED, f"{path}: {error.strerror}") from None
+    return Place(target=str(real), mode=found.st_mode & 0o7777, owner=found.st_uid, group=found.st_gid)
+
+
 def read(path: Path) -> str | None:
-    """Return the content of an owned file, None if there is none.
+    """Return the content of an owned file, each line end as it is, None if there is none.
 
     Raises CutoverError: ``Exit.FOREIGN_FILE`` for a file without the mark, ``Exit.NOT_PERMITTED``.
     """
     try:
-        content = path.read_text(encoding="utf-8")
+        content = path.read_bytes().decode()
     except FileNotFoundError:
         return None
     except UnicodeDecodeError:
@@ -42,33 +68,43 @@ def require_writable(path: Path) -> None:
         raise CutoverError(Exit.NOT_PERMITTED, f"{path}: {nearest} cannot be written by user {os.geteuid()}")
 
 
+def require_replaceable(path: Path) -> None:
+    """Raise CutoverError (``Exit.NOT_PERMITTED``) unless ``path`` could be replaced, its owner and group kept."""
+    require_writable(path)
+    real, now = replacing.target(path), place(path)
+    require_writable(replacing.partial(path))
+    user, groups = os.geteuid(), {os.getegid(), *os.getgroups()}
+    if user and now.owner is not None and (now.owner != user or now.group not in groups):
+        raise CutoverError(
+            Exit.NOT_PERMITTED,
+            f"{real}: cannot be written by user {user}: a new file would not stay user {now.owner}'s",
+        )
+
+
 def put(path: Path, content: str | None) -> None:
     """Make ``content`` the whole of ``path``, on the disk when this returns; None: no such file, nor an empty folder
-    ``*.d`` that held it. Raises CutoverError (``Exit.FAILED``) that names the file, and then no part of it is left."""
-    written = path.with_name(f".{path.name}.new")
+    ``*.d`` that held it. Links, modes and owners stay (``replacing``). Raises CutoverError (``Exit.FAILED``) that names
+    the file, and then no part of it is left."""
     try:
         if content is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _replace(path, written, content)
-        elif path.parent.is_dir():
-            path.unlink(missing_ok=True)
-            written.unlink(missing_ok=True)  # of a process that was killed
-        else:
-            return
-        sync_folder(path.parent)
-        if content is None and path.parent.suffix == ".d" and not any(path.parent.iterdir()):
-            path.parent.rmdir()
+            replacing.target(path).parent.mkdir(parents=True, exist_ok=True)
+            replacing.replace(path, content.encode())
+        elif replacing.target(path).parent.is_dir():
+            replacing.remove(path)
+            folder = path.parent
+            if folder.suffix == ".d" and not folder.is_symlink() and not any(folder.iterdir()):
+                folder.rmdir()
     except OSError as error:
         raise CutoverError(Exit.FAILED, f"{path}: {error.strerror}") from error
 
 
-def _replace(path: Path, written: Path, content: str) -> None:
+def settle(path: Path, was: Place) -> None:
+    """Give ``path`` the owner and mode that it had, whoever changed them. Raises CutoverError (``Exit.FAILED``)."""
+    now = place(path)
     try:
-        with written.open("w", encoding="utf-8") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        written.replace(path)
-    except OSError:
-        written.unlink(missing_ok=True)
-        raise
+        if was.mode is not None and was.owner is not None and was.group is not None and now.mode is not None:
+            if (now.owner, now.group) != (was.owner, was.group):
+                os.chown(path, was.owner, was.group)
+            os.chmod(path, was.mode)
+    except OSError as error:
+        raise CutoverError(Exit.FAILED, f"{path}: {error.strerror}") from error

@@ -1,8 +1,9 @@
 """The append-only journal of a unit's cutovers: one JSON object a line, each on the disk before the next act.
 
-Every line carries its number and a checksum that covers the line before it too, so that a line that was changed,
-lost or moved is found. A process that is killed while it writes leaves a last line without its end: that record
-never counted, because nothing is done before its record is complete, and it is cut off at the next append.
+Every line carries its number and a checksum of its exact bytes and of the line before it, so that a line that was
+changed in any byte, lost or moved is found. A process that is killed while it writes leaves a last line without its
+end: that record never counted, because nothing is done before its record is complete, and it is cut off at the next
+append.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from treeverify.cutover.exits import Exit
+from treeverify.cutover.replacing import sync_folder
 from treeverify.errors import CutoverError
 
 
@@ -32,25 +34,35 @@ class Record:
     data: Mapping[str, Any]
 
 
-def _checksum(previous: str, body: str) -> str:
-    return hashlib.sha256(f"{previous}\n{body}".encode()).hexdigest()[:16]
+_BEGIN, _MIDDLE, _END = b'{"sum": "', b'", "record": ', b"}"
+"""Of a line: between them the checksum, and the record's JSON, of which the checksum is."""
+_SUM = 16
+_EARLIER = b'{"record": '
+"""How lines once began, whose checksum did not cover white space."""
+
+
+def _checksum(previous: str, body: bytes) -> str:
+    return hashlib.sha256(previous.encode() + b"\n" + body).hexdigest()[:_SUM]
 
 
 def _encode(record: Record, previous: str) -> tuple[str, str]:
     """Return the line without its end, and its checksum."""
-    body = json.dumps(dict(vars(record)), sort_keys=True)
+    body = json.dumps(dict(vars(record)), sort_keys=True).encode()
     checksum = _checksum(previous, body)
-    return json.dumps({"sum": checksum, "record": json.loads(body)}, sort_keys=True), checksum
+    return (_BEGIN + checksum.encode() + _MIDDLE + body + _END).decode(), checksum
 
 
 def _decode(line: bytes, seq: int, previous: str) -> tuple[Record, str]:
     """Return the record and its checksum; raises what the journal catches for a line that is not whole."""
-    outer = json.loads(line)
-    body = json.dumps(outer["record"], sort_keys=True)
-    record = Record(**outer["record"])
-    if outer["sum"] != _checksum(previous, body) or record.seq != seq:
-        raise ValueError("checksum or number")
-    return record, outer["sum"]
+    head = len(_BEGIN) + _SUM + len(_MIDDLE)
+    body = line[head : -len(_END)]
+    checksum = _checksum(previous, body)
+    if line != _BEGIN + checksum.encode() + _MIDDLE + body + _END:
+        raise ValueError("checksum")
+    record = Record(**json.loads(body))
+    if record.seq != seq:
+        raise ValueError("number")
+    return record, checksum
 
 
 class Journal:
@@ -74,15 +86,28 @@ class Journal:
         for number, line in enumerate(lines, start=1):
             try:
                 record, self._sum = _decode(line, number, self._sum)
-            except (ValueError, KeyError, TypeError, RecursionError):
-                raise CutoverError(
-                    Exit.JOURNAL_CORRUPT,
-                    f"journal {path}: line {number} is not as it was written; nothing was changed. "
-                    "Look at the service by hand, then move the file away",
-                ) from None
+            except (ValueError, TypeError, RecursionError):
+                raise self._refusal(number, line) from None
             self.records.append(record)
+        if self._is_whole(tail[:-1]) and tail[-1:] != b"\0":  # not torn: only its end was changed
+            raise self._refusal(len(lines) + 1, tail)
         self.torn = bool(tail)
         self._whole = len(content) - len(tail)
+
+    def _is_whole(self, line: bytes) -> bool:
+        try:
+            _decode(line, len(self.records) + 1, self._sum)
+        except (ValueError, TypeError, RecursionError):
+            return False
+        return True
+
+    def _refusal(self, number: int, line: bytes) -> CutoverError:
+        said, end = "is not as it was written", "Look at the service by hand, then move the file away"
+        if line.startswith(_EARLIER):
+            said, end = "was written by an earlier treeverify", "Roll its run back with that one, or " + end.lower()
+        return CutoverError(
+            Exit.JOURNAL_CORRUPT, f"journal {self.path}: line {number} {said}; nothing was changed. {end}"
+        )
 
     def append(self, run: str, event: str, stage: str, **data: object) -> Record:
         """Write one record; it is on the disk when this returns. Raises OSError, and then the record does not count."""
@@ -109,12 +134,3 @@ class Journal:
 def _write_all(descriptor: int, content: bytes) -> None:
     while content:
         content = content[os.write(descriptor, content) :]
-
-
-def sync_folder(folder: Path) -> None:
-    """Put the names in ``folder`` on the disk."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

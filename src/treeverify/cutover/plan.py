@@ -7,6 +7,7 @@ from typing import Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from treeverify.cutover import samples
+from treeverify.cutover.files import Place
 from treeverify.cutover.limits import Limits
 from treeverify.cutover.stages import Stage, path, served
 from treeverify.env import VerifyMode
@@ -64,6 +65,7 @@ class Before(_Frozen):
     main_pid: int
     next_start: dict[str, str] = Field(description=f"{MODE} and {ALLOW} of the next start, where they are set")
     files: dict[str, str | None] = Field(description="owned files, None: not there")
+    places: dict[str, Place] = Field(description="the same files: link, mode, owner")
 
     @property
     def next_mode(self) -> str:

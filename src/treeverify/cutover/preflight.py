@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from treeverify.control.schema import RankState
 from treeverify.cutover import files
 from treeverify.cutover.exits import Exit
 from treeverify.cutover.plan import ALLOW, MODE, NEEDS_LOGPROBS, Before, CutoverPlan, why_restart
 from treeverify.cutover.runner import Runner
 from treeverify.cutover.service import Service, mode_of, ranks
 from treeverify.env import VerifyMode
-from treeverify.errors import CutoverError, PluginMissingError, ServerError
+from treeverify.errors import AccessError, CutoverError, PluginMissingError, ServerError, SwitchError
 
 
 def look(url: str, runner: Runner, service: Service) -> Before:
@@ -21,15 +22,12 @@ def look(url: str, runner: Runner, service: Service) -> Before:
         raise CutoverError(
             Exit.NOT_SWITCHABLE, "the unit's files changed since systemd read them: `systemctl daemon-reload` first"
         )
-    owned = {str(path): files.read(path) for path in runner.contents({})}
+    paths = list(runner.contents({}))
+    owned = {str(path): files.read(path) for path in paths}
     environment = runner.next_start()
     try:
-        states = service.read()
-        mode, serving = mode_of(states), ranks(states)
-    except PluginMissingError:
-        states, mode, serving = [], None, []
-        if not service.healthy():
-            raise CutoverError(Exit.UNREACHABLE, f"{url}: answers, but its health call does not") from None
+        mode, serving = _served(service)
+        service.require_healthy()
     except ServerError as error:
         raise CutoverError(Exit.UNREACHABLE, str(error)) from None
     strangers = [rank.pid for rank in serving if not runner.owns(rank.pid)]
@@ -51,6 +49,7 @@ def look(url: str, runner: Runner, service: Service) -> Before:
         main_pid=status.pid,
         next_start={name: environment[name] for name in (MODE, ALLOW) if name in environment},
         files=owned,
+        places={str(path): files.place(path) for path in paths},
     )
 
 
@@ -65,12 +64,20 @@ def require_path(plan: CutoverPlan, before: Before) -> None:
     )
 
 
-def require_logprobs(plan: CutoverPlan, service: Service) -> None:
-    """Raise CutoverError where the gates of ``plan`` need log-probabilities and the server refuses them."""
-    if plan.target is VerifyMode.OFF or not plan.prompts.logprobs:
-        return
+def require_calls(plan: CutoverPlan, before: Before, service: Service) -> None:
+    """Put, once, each call of the run that ``look`` has not put: what is refused is found before anything is touched.
+
+    The switch is one to the mode that the server has. Hold the server's lock meanwhile: another cutover may be about
+    to change that mode. Raises CutoverError; ``Exit.NO_LOGPROBS`` where the gates need what the server does not give.
+    """
+    refusal = None
     try:
-        refusal = service.refuses_logprobs(plan.prompts)
+        if before.mode is not None:
+            service.switch(before.mode)
+        if plan.target is not VerifyMode.OFF:
+            refusal = service.refuses_logprobs(plan.prompts)
+    except SwitchError as error:
+        raise CutoverError(Exit.NOT_SWITCHABLE, f"not even to the mode that it has: {error}") from None
     except ServerError as error:
         raise CutoverError(Exit.UNREACHABLE, str(error)) from None
     if refusal is not None:
@@ -79,3 +86,23 @@ def require_logprobs(plan: CutoverPlan, service: Service) -> None:
             f"the server at {plan.url} gives no log-probabilities ({refusal}); nothing was changed. "
             f"--without-logprobs goes on and leaves {', '.join(NEEDS_LOGPROBS)} and texts that part not judged",
         )
+
+
+def require_access(service: Service) -> None:
+    """Raise CutoverError where a server is there that this command's key or trust does not open: no way back could be
+    proved. One that does not answer is no reason, since a rollback may start it."""
+    try:
+        service.read()
+    except AccessError as error:
+        raise CutoverError(Exit.UNREACHABLE, f"{error}; nothing was changed") from None
+    except ServerError:
+        pass
+
+
+def _served(service: Service) -> tuple[VerifyMode | None, list[RankState]]:
+    """Return the mode and the ranks that serve; None and none without the plugin. Raises ServerError and its kinds."""
+    try:
+        states = service.read()
+    except PluginMissingError:
+        return None, []
+    return mode_of(states), ranks(states)

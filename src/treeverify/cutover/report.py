@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 import treeverify
 from treeverify.control.schema import PluginState
-from treeverify.cutover import figures
+from treeverify.cutover import figures, replacing
 from treeverify.cutover.samples import Sample
 from treeverify.cutover.verdict import Verdict, few
 from treeverify.errors import ConfigError
@@ -53,18 +53,16 @@ def write(
 
 def _write_both(texts: Mapping[Path, str]) -> None:
     """Write beside each file first and move last, so that an error leaves the old ones."""
-    parts = {file.with_name(f".{file.name}.part"): file for file in texts}
     file = next(iter(texts))
     try:
-        for part, file in parts.items():
-            part.write_text(texts[file], encoding="utf-8")
-        for part, file in parts.items():
-            part.replace(file)
+        for file, text in texts.items():
+            replacing.write_partial(file, text.encode())
+        for file in texts:
+            replacing.move(file)
     except OSError as error:
+        for written in map(replacing.partial, texts):
+            written.unlink(missing_ok=True)
         raise ConfigError(f"{file}: cannot be written: {error.strerror}") from None
-    finally:
-        for part in parts:
-            part.unlink(missing_ok=True)
 
 
 def headline(verdicts: Sequence[Verdict]) -> dict[str, object]:

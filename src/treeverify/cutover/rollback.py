@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 from treeverify.cutover import files
@@ -13,7 +14,14 @@ from treeverify.cutover.plan import MODE
 from treeverify.cutover.service import mode_of
 from treeverify.cutover.stages import Event, Stage, step
 from treeverify.env import VerifyMode
-from treeverify.errors import CutoverError, PluginMissingError, ServerError, TreeverifyError
+from treeverify.errors import (
+    AccessError,
+    CutoverError,
+    PluginMissingError,
+    ServerError,
+    SwitchError,
+    TreeverifyError,
+)
 
 
 def roll_back(hands: Hands, acts: Acts, event: Event, reason: str) -> None:
@@ -41,35 +49,51 @@ def roll_back(hands: Hands, acts: Acts, event: Event, reason: str) -> None:
 
 
 def _restore(hands: Hands, acts: Acts) -> None:
-    """The live switch comes first, where there is one: from then on the service answers as before."""
-    before = acts.run.before
-    anew = acts.run.restarted or hands.runner.status().active in ("failed", "inactive")
-    if not anew:
-        anew = not _switched_live(hands, acts)
+    """First the live switch, where there is one: from then on the service answers as before. Then the files. What is
+    only waited for, the server's health, comes last, so that nothing wrong there holds the way back up."""
+    run, before = acts.run, acts.run.before
+    anew = run.restarted or hands.runner.status().active in ("failed", "inactive")
+    failure = None if anew else _tried(lambda: _switch_live(acts))
     # last written, first removed: a drop-in never names a file that is not there
     contents = {path: before.files[str(path)] for path in reversed(hands.runner.contents({}))}
     changed = any(files.read(path) != content for path, content in contents.items())
     if changed or hands.runner.stale():  # killed between the files and the reload
         acts.write(contents, before.next_mode)
-    if anew:
+    for path in contents:
+        files.settle(path, before.places[str(path)])
+    if not anew and failure is None:
+        failure = _tried(lambda: acts.await_server(None))
+    if failure is not None:
+        if not run.plan.may_restart:
+            raise failure
+        hands.say(f"{failure}; restarting it instead")
+    if anew or failure is not None:
         acts.restart(before.next_mode if before.plugin else ABSENT)
         if before.mode is not None:
             acts.switch(before.mode)
 
 
-def _switched_live(hands: Hands, acts: Acts) -> bool:
-    """Whether the server took its old mode live; False if it did not and may be restarted instead."""
-    before = acts.run.before
+def _tried(act: Callable[[], object]) -> CutoverError | ServerError | None:
+    """Return what ``act`` raised, None if it did what it should."""
     try:
-        acts.await_server(None)
-        if before.mode is not None:
-            acts.switch(before.mode)
+        act()
     except (CutoverError, ServerError) as error:
-        if not acts.run.plan.may_restart:
-            raise
-        hands.say(f"{error}; restarting it instead")
-        return False
-    return True
+        return error
+    return None
+
+
+def _switch_live(acts: Acts) -> None:
+    """Switch to the old mode at once; a server that does not answer, since it is starting, is waited for."""
+    mode = acts.run.before.mode
+    if mode is None:
+        return
+    try:
+        acts.switch(mode)
+    except (AccessError, SwitchError):
+        raise
+    except ServerError:
+        acts.await_server(None)
+        acts.switch(mode)
 
 
 def _prove(hands: Hands, acts: Acts) -> None:
@@ -77,6 +101,9 @@ def _prove(hands: Hands, acts: Acts) -> None:
     for path, content in before.files.items():
         if files.read(Path(path)) != content:
             raise CutoverError(Exit.FAILED, f"{path} is not as it was")
+        now, was = files.place(Path(path)), before.places[path]
+        if now != was:
+            raise CutoverError(Exit.FAILED, f"{path}: expected {_said(was)} as before, got {_said(now)}")
     next_mode = hands.runner.next_start().get(MODE, VerifyMode.OFF.value)
     if next_mode != before.next_mode:
         raise CutoverError(
@@ -85,6 +112,12 @@ def _prove(hands: Hands, acts: Acts) -> None:
     live = live_mode(hands)
     if live != (before.mode.value if before.mode else ABSENT):
         raise CutoverError(Exit.FAILED, f"the server has mode {live}, before it was {before.mode or ABSENT}")
+
+
+def _said(place: files.Place) -> str:
+    if place.mode is None:
+        return f"no file {place.target}"
+    return f"{place.target} of {place.owner}:{place.group}, mode {place.mode:o}"
 
 
 def live_mode(hands: Hands) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from treeverify.cutover import files
+from treeverify.cutover import files, replacing
 from treeverify.cutover.exits import Exit
 from treeverify.cutover.quoting import environment_file, parse_environment_file
 from treeverify.cutover.units import Systemctl, Unit, in_control_group, next_environment, process_environment
@@ -99,7 +99,7 @@ class SystemdRunner:
         """See ``Runner``; also refuses what would win over the owned drop-in."""
         unit = self._show()
         for path in self._paths():
-            files.require_writable(path)
+            files.require_replaceable(path)
         hidden = [name for name in ("KDTREE_VERIFY", "KDTREE_VERIFY_ALLOW") if name in unit.unset]
         if hidden:
             raise CutoverError(Exit.NOT_SWITCHABLE, f"unit {self.unit}: UnsetEnvironment= takes {hidden[0]} away")
@@ -133,7 +133,7 @@ class SystemdRunner:
         unit = self._show()
         known = {path.name for path in unit.drop_ins}
         there = (path for folder in self._systemctl.folders() for path in (folder / f"{self.unit}.d").glob("*.conf"))
-        return unit.stale or any(path.name not in known and path.stat().st_size for path in there)
+        return unit.stale or any(path.name not in known and path.exists() and path.stat().st_size for path in there)
 
     def doubt(self, serving: int) -> str | None:
         """See ``Runner``: systemd knows."""
@@ -158,17 +158,22 @@ class SystemdRunner:
         """See ``Runner``."""
         environment, drop_in = self._paths()
         again = [self._systemctl.command("daemon-reload"), self._systemctl.command("restart", self.unit)]
-        return [shlex.join(["rm", "-f", str(drop_in), str(environment)]), *again]
+        return [_remove(drop_in, environment), *again]
 
     def options(self) -> list[str]:
         """See ``Runner``."""
         return self._options
 
 
+def _remove(*paths: Path) -> str:
+    """Return the command that removes owned files, and leaves a link to one where it is."""
+    return shlex.join(["rm", "-f", *(str(replacing.target(path)) for path in paths)])
+
+
 def _sets_environment(drop_in: Path) -> bool:
     """Whether a drop-in that systemd has read says anything of the environment; one that is gone does not."""
     try:
-        lines = drop_in.read_text(errors="replace").splitlines()
+        lines = drop_in.read_text(errors="replace").split("\n")
     except FileNotFoundError:
         return False
     except OSError as error:
@@ -188,7 +193,7 @@ class CommandRunner:
 
     def check(self) -> None:
         """See ``Runner``."""
-        files.require_writable(self._environment)
+        files.require_replaceable(self._environment)
 
     def status(self) -> Status:
         """See ``Runner``: nothing is known."""
@@ -245,7 +250,7 @@ class CommandRunner:
 
     def undo_commands(self) -> list[str]:
         """See ``Runner``."""
-        return [f"rm -f {shlex.quote(str(self._environment))}", self._command]
+        return [_remove(self._environment), self._command]
 
     def options(self) -> list[str]:
         """See ``Runner``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ from treeverify.cutover import statistics
 from treeverify.cutover.limits import Limits
 from treeverify.cutover.samples import Generation, Position, Sample
 from treeverify.cutover.statistics import Estimate, Risk
-from treeverify.cutover.verdict import Figure, Kind, Verdict, few
+from treeverify.cutover.verdict import Figure, Kind, Parted, Verdict, few
 from treeverify.holm import holm
 
 FAMILY = ("acceptance", "logprob", "top-1", "top-k", "kl")
@@ -27,39 +28,29 @@ def generation(stage: Kind, baseline: Sample, candidate: Sample, limits: Limits)
     listed and not judged.
     """
     theirs = {found.prompt: found for found in candidate.generations}
-    same, ties, prefill, faults, gaps, firsts, unknown = 0, 0, 0, list[str](), list[float](), list[int](), list[str]()
-    for mine in baseline.generations:
-        place = None if mine.prompt not in theirs else _first_difference(mine, theirs[mine.prompt])
-        if mine.prompt not in theirs:
-            faults.append(f"{mine.prompt}: no candidate text")
-        elif place is None:
-            same += 1
-        elif place == 0:
-            prefill += 1
-        elif not mine.positions:
-            firsts.append(place)
-            unknown.append(f"{mine.prompt} at token {place}")
-        else:
-            gap = moved_gap(mine.positions[place], theirs[mine.prompt].positions[place])
-            gaps.append(gap)
-            firsts.append(place)
-            if gap <= limits.near_tie:
-                ties += 1
-            else:
-                faults.append(f"{mine.prompt}: token {place}: the gap moved by {gap:.3g} nats")
+    texts = [
+        text
+        for mine in baseline.generations
+        if (text := _parted(mine, theirs.get(mine.prompt), limits.near_tie)) is not None
+    ]
+    count = Counter(text.judged for text in texts)
+    served = [text for text in texts if text.judged != "prefill" and text.place is not None]
+    same, ties, unknown = len(baseline.generations) - len(texts), count["near-tie"], count["not judged"]
     figures: dict[str, Figure] = {
         "texts": len(baseline.generations),
         "same": same,
         "near_ties": ties,
-        "differ_in_prefill": prefill,
-        "faults": len(faults),
-        "first_difference": min(firsts, default=None),
-        "largest_gap": max(gaps, default=None),
-        "not_judged": len(unknown),
+        "differ_in_prefill": count["prefill"],
+        "faults": count["fault"],
+        "first_difference": min((text.place for text in served if text.place is not None), default=None),
+        "largest_gap": max((text.gap for text in served if text.gap is not None), default=None),
+        "not_judged": unknown,
     }
     reason = f"{same} of {len(baseline.generations)} texts the same, {ties} part at a near-tie"
     if unknown:
-        reason += f"; how likely the other token was is not known where they part: {few(unknown)}"
+        places = [f"{text.prompt} at token {text.place}" for text in texts if text.judged == "not judged"]
+        reason += f"; how likely the other token was is not known where they part: {few(places)}"
+    faults = [_fault(text) for text in texts if text.judged == "fault"]
     return Verdict(
         stage=stage,
         gate="generation",
@@ -67,7 +58,29 @@ def generation(stage: Kind, baseline: Sample, candidate: Sample, limits: Limits)
         figures=figures,
         threshold=f"texts part only where a gap of at most {limits.near_tie:g} nats closes",
         reason=few(faults) or reason,
+        texts=tuple(texts),
     )
+
+
+def _parted(mine: Generation, its: Generation | None, near_tie: float) -> Parted | None:
+    """Return where and by how much the candidate's text parts from the baseline's; None: they are the same."""
+    if its is None:
+        return Parted(prompt=mine.prompt, place=None, gap=None, judged="fault")
+    place = _first_difference(mine, its)
+    if place is None:
+        return None
+    gap = moved_gap(mine.positions[place], its.positions[place]) if mine.positions else None
+    if place == 0:
+        return Parted(prompt=mine.prompt, place=place, gap=gap, judged="prefill")
+    if gap is None:
+        return Parted(prompt=mine.prompt, place=place, gap=None, judged="not judged")
+    return Parted(prompt=mine.prompt, place=place, gap=gap, judged="near-tie" if gap <= near_tie else "fault")
+
+
+def _fault(text: Parted) -> str:
+    if text.place is None:
+        return f"{text.prompt}: no candidate text"
+    return f"{text.prompt}: token {text.place}: the gap moved by {text.gap:.3g} nats"
 
 
 def moved_gap(mine: Position, its: Position) -> float:

@@ -20,6 +20,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from treeverify.errors import ConfigError
+from treeverify.text import json_lines
 
 BUILTIN = Path(__file__).parent / "prompts.jsonl"
 
@@ -36,9 +37,12 @@ class Prompt(_Frozen):
     forced: str | list[int]
 
     @model_validator(mode="after")
-    def _same_kind(self) -> Prompt:
+    def _usable(self) -> Prompt:
         if type(self.input) is not type(self.forced) or not self.input:
             raise ValueError("input and forced: expected two texts or two lists of ids, input not empty")
+        for name, value in (("name", self.name), ("input", self.input), ("forced", self.forced)):
+            if isinstance(value, str) and any("\ud800" <= char <= "\udfff" for char in value):
+                raise ValueError(f"{name}: expected whole characters, got half of a surrogate pair")
         return self
 
     def upto(self, offset: int) -> str | list[int]:
@@ -83,18 +87,11 @@ class Plan(_Frozen):
 
     @classmethod
     def from_file(cls, path: Path, **sizes: Any) -> Plan:
-        """Prompts from a JSONL file, one object a line: ``{"input": text or ids, "forced": the same, "name": ...}``.
+        """Prompts from JSON Lines, one object each: ``{"input": text or ids, "forced": the same, "name": ...}``.
 
         ``name`` may be left out. Raises ConfigError that names file and line.
         """
-        try:
-            lines = path.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path}: prompts cannot be read: {error}") from None
-        prompts = []
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                prompts.append(_parsed(f"{path}, line {number}", line, number))
+        prompts = [_parsed(path, number, line) for number, line in json_lines(path, "prompts")]
         try:
             return cls(prompts=prompts, **sizes)
         except ValidationError as error:
@@ -172,10 +169,11 @@ def collect(url: str, plan: Plan, on_progress: Progress | None = None) -> Sample
     return Asking(url, plan, on_progress).sample()
 
 
-def _parsed(place: str, line: str, number: int) -> Prompt:
+def _parsed(path: Path, number: int, line: str) -> Prompt:
+    place = f"{path}, line {number}"
     try:
         found = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{place}: not JSON: {error}") from None
     if not isinstance(found, dict):
         raise ConfigError(f"{place}: expected an object, got {type(found).__name__}")

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-import httpx
-
 from treeverify.control import client
 from treeverify.control.schema import PluginState, RankState
 from treeverify.cutover.samples import Plan
@@ -23,11 +21,12 @@ class Service(Protocol):
     def switch(self, mode: VerifyMode) -> list[PluginState]:
         """Return the state in which every rank has ``mode``; raises ServerError and its kinds."""
 
-    def healthy(self) -> bool:
-        """Whether it answers its health call."""
+    def require_healthy(self) -> None:
+        """Raise ServerError or one of its kinds unless it answers its health call."""
 
     def refuses_logprobs(self, plan: Plan) -> str | None:
-        """Return what it says to a request for log-probabilities, None if it gives them; raises ServerError."""
+        """Put a request of ``plan``; return what it says to one for log-probabilities, None if it gives them or none
+        are wanted. Raises ServerError and its kinds."""
 
 
 class LiveService:
@@ -44,13 +43,9 @@ class LiveService:
         """See ``Service``."""
         return client.switch_mode(self._url, mode)
 
-    def healthy(self) -> bool:
-        """See ``Service``; 5 s for the answer."""
-        try:
-            answer = httpx.get(f"{self._url.rstrip('/')}/health", timeout=5.0, trust_env=False)
-        except httpx.HTTPError:
-            return False
-        return answer.status_code == httpx.codes.OK
+    def require_healthy(self) -> None:
+        """See ``Service``."""
+        client.require_healthy(self._url)
 
     def refuses_logprobs(self, plan: Plan) -> str | None:
         """See ``Service``."""

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-import httpx
-
+from treeverify.control.http import port
 from treeverify.cutover import files, gates, report, samples
 from treeverify.cutover.acts import Acts, Hands
 from treeverify.cutover.evidence import Evidence
@@ -20,7 +19,7 @@ from treeverify.cutover.journal import Journal
 from treeverify.cutover.lock import hold, hold_name
 from treeverify.cutover.machine import Judges, Machine
 from treeverify.cutover.plan import Before, CutoverPlan, describe, why_restart
-from treeverify.cutover.preflight import look, require_logprobs, require_path
+from treeverify.cutover.preflight import look, require_access, require_calls, require_path
 from treeverify.cutover.rollback import live_mode, roll_back
 from treeverify.cutover.runner import Runner
 from treeverify.cutover.service import Service, ranks
@@ -52,8 +51,9 @@ class Tool:
         run = last_run(self._journal().records)
         if run is not None and not run.ended:
             return [f"run {run.name} was cut off in stage {run.stage.value}: it goes on, or is rolled back"]
-        before = self._look()
-        self._require(plan, before)
+        with self._alone():
+            before = self._look()
+            self._require(plan, before)
         return describe(plan, before, list(before.files))
 
     def run(self, plan: CutoverPlan) -> None:
@@ -62,7 +62,8 @@ class Tool:
         Raises CutoverError; from code 20 on, the run was stopped and rolled back.
         """
         if not os.path.exists(self.folder):
-            self._require(plan, self._look())  # no folder is made for a unit or a server that is not there
+            with self._alone():  # no folder is made for a unit or a server that is not there
+                self._require(plan, self._look())
         with self._locked() as hands:
             run = last_run(hands.journal.records)
             if run is not None and run.stage is Stage.STUCK:
@@ -97,6 +98,7 @@ class Tool:
                 self.say("nothing to roll back")
                 return
             self._same_server(run)
+            require_access(self.service)
             self._back(hands, run, "asked for by the operator")
             self.say(f"run {run.name} is rolled back, proved")
 
@@ -157,7 +159,7 @@ class Tool:
     def _require(self, plan: CutoverPlan, before: Before) -> None:
         require_path(plan, before)
         if not self._nothing_to_do(plan, before):
-            require_logprobs(plan, self.service)
+            require_calls(plan, before, self.service)
 
     def _nothing_to_do(self, plan: CutoverPlan, before: Before) -> bool:
         return before.mode is plan.target and before.next_mode == plan.target.value and not why_restart(plan, before)
@@ -173,6 +175,7 @@ class Tool:
     def _go_on(self, hands: Hands, run: Run, plan: CutoverPlan) -> None:
         """Resume a run that was cut off, if that is what was asked for and the server is where the run left it."""
         self._same_server(run)
+        require_access(self.service)
         cut_off = f"run {run.name} was cut off in stage {run.stage.value}"
         obstacle = _obstacle(hands, run, plan)
         if obstacle is None:
@@ -234,10 +237,9 @@ def _obstacle(hands: Hands, run: Run, plan: CutoverPlan) -> str | None:
 def _port(url: str) -> int:
     """Return the port of ``url``: a server has several names on its machine, and one port."""
     try:
-        parsed = httpx.URL(url)
-    except httpx.InvalidURL:
-        raise CutoverError(Exit.UNREACHABLE, f"{url}: expected an address like http://HOST:PORT") from None
-    return parsed.port or (443 if parsed.scheme == "https" else 80)
+        return port(url)
+    except ServerError as error:
+        raise CutoverError(Exit.UNREACHABLE, str(error)) from None
 
 
 def _detail(data: object) -> str:

@@ -81,7 +81,7 @@ class Systemctl:
         except CutoverError as error:
             raise CutoverError(Exit.NO_UNIT, str(error)) from None
         values: dict[str, list[str]] = {key: [] for key in _PROPERTIES}
-        for line in printed.splitlines():
+        for line in printed.removesuffix("\n").split("\n"):
             key, _, value = line.partition("=")
             if key in values:
                 values[key].append(value)
@@ -119,7 +119,7 @@ class Systemctl:
 
     def manager_environment(self) -> dict[str, str]:
         """Return the variables that the manager hands to every service."""
-        return assignments(self.call("show-environment").splitlines())
+        return assignments(self.call("show-environment").removesuffix("\n").split("\n"))
 
 
 def assignments(words: list[str]) -> dict[str, str]:

@@ -13,6 +13,19 @@ Stage = Literal[Kind, "validate-eager", "on-eager", "validate-graphs"]
 Figure = float | int | str | None
 
 
+class Parted(BaseModel):
+    """One text that is not the same in two samples."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    prompt: str
+    place: int | None
+    """Number of the first token that differs, from 0; None: the candidate has no such text."""
+    gap: float | None
+    """By how many nats the gap between the two tokens moved, at least; None: not known."""
+    judged: Literal["near-tie", "fault", "prefill", "not judged"]
+
+
 class Verdict(BaseModel):
     """One gate's answer. ``reason`` is one line for an operator: why it passed, or what is wrong and where.
 
@@ -28,6 +41,8 @@ class Verdict(BaseModel):
     figures: dict[str, Figure]
     threshold: str
     reason: str
+    texts: tuple[Parted, ...] = ()
+    """Every text that parts, of the gate ``generation``."""
 
     @property
     def outcome(self) -> str:

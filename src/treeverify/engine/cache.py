@@ -36,9 +36,12 @@ class Cache:
                 buffer.fill_(float("nan"))
                 buffer.narrow(1 if buffer is self.kv else 0, 0, 1).zero_()  # the dummy row stays finite
 
-    def grow(self, request: Request, total: int) -> bool:
-        """Let ``request`` own at least ``total`` slots; False, and nothing changed, if the pool has too few free."""
-        missing = total - request.owned
+    def grow(self, request: Request, least: int, most: int) -> bool:
+        """Let ``request`` own ``most`` slots, or as many as are free, but at least ``least``.
+
+        False, and nothing changed, if the pool has too few free.
+        """
+        missing = min(most, max(least, request.owned + self.pool.available)) - request.owned
         if missing <= 0:
             return True
         slots = self.pool.alloc(missing, request.id)
@@ -48,10 +51,10 @@ class Cache:
         request.owned += missing
         return True
 
-    def release(self, request: Request) -> None:
-        """Take back every slot that ``request`` owns."""
-        self.pool.free(request.slots[: request.owned], request.id)
-        request.owned = 0
+    def release(self, request: Request, keep: int = 0) -> None:
+        """Take back every slot that ``request`` owns beyond the first ``keep``."""
+        self.pool.free(request.slots[keep : request.owned], request.id)
+        request.owned = keep
 
     def commit(self, paths: list[NDArray[np.int32]], slots: list[NDArray[np.int64]]) -> int:
         """Move accepted rows to the front of each request's draft ``slots``, in all layers; returns rows moved.

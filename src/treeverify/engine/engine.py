@@ -1,11 +1,14 @@
-"""The embedded engine: submit, step, stream, abort. Single-threaded; every public call happens between steps."""
+"""The embedded engine: submit, step, stream, abort. Single-threaded.
+
+A callback inside a step (an observer, a drafter, a kernel) may submit, abort and change the mode, which holds from the
+next step on; what would run a step itself is refused there with ContractError.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -14,13 +17,12 @@ from treeverify import env
 from treeverify.engine.budget import WidthPolicy
 from treeverify.engine.cache import Cache
 from treeverify.engine.metrics import Metrics
-from treeverify.engine.protocols import Drafter, Target
+from treeverify.engine.protocols import Drafter, Target, Tokenizer
 from treeverify.engine.randomness import fresh_seed
 from treeverify.engine.request import (
     Budget,
     DraftMode,
     DraftOptions,
-    FinishReason,
     Output,
     Request,
     Result,
@@ -34,12 +36,6 @@ from treeverify.engine.verify import Implementation, VerifyAttention, VerifyObse
 from treeverify.env import VerifyMode
 from treeverify.errors import CapacityError, ConfigError, ContractError
 from treeverify.kvpool.pool import PoolAudit
-
-
-class _Tokenizer(Protocol):
-    def encode(self, text: str) -> list[int]: ...
-
-    def decode(self, ids: Sequence[int]) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -74,7 +70,7 @@ class Engine:
         self,
         target: Target,
         drafter: Drafter | None = None,
-        tokenizer: _Tokenizer | None = None,
+        tokenizer: Tokenizer | None = None,
         config: EngineConfig | None = None,
         *,
         mine: Implementation | None = None,
@@ -108,6 +104,7 @@ class Engine:
         """Queue a request and return its id; it starts when it fits.
 
         ``budget``: draft nodes beside the root (default: 16 for a tree, the drafter's depth for a chain), or ``auto``.
+        It is a limit: where slots are short, a step verifies fewer nodes, down to plain decoding.
         ``top_logprobs``: keep each new token's log-probability and those of so many likeliest ids (None: keep none).
         Raises ContractError (empty prompt, ids out of range), ConfigError (draft, budget, top_logprobs) or
         CapacityError (can never fit).
@@ -124,11 +121,11 @@ class Engine:
             raise ConfigError(f"stop_token_ids: expected ids below {self.target.vocab_size}, got {bad[0]}")
         width = options.width(self.drafter.depth if self.drafter else 0)
         max_new = min(params.max_new_tokens, self.target.context - len(prompt))
-        most = Request.most_slots(len(prompt), max_new, width)
-        if most > self.config.slots:
+        least, most = (Request.most_slots(len(prompt), max_new, nodes) for nodes in (1, width))
+        if least > self.config.slots:
             raise CapacityError(
-                f"request: needs up to {most} slots ({len(prompt)} prompt + {max_new} new tokens, {width} nodes per "
-                f"step), but the pool has {self.config.slots}"
+                f"request: needs up to {least} slots ({len(prompt)} prompt + {max_new} new tokens) without drafts, "
+                f"but the pool has {self.config.slots}"
             )
         ids = np.zeros(len(prompt) + max_new, dtype=np.int64)
         ids[: len(prompt)] = prompt
@@ -141,7 +138,7 @@ class Engine:
             seed=fresh_seed() if params.seed is None else params.seed,
             width=width,
             stop=frozenset(stop),
-            slots=np.zeros(most, dtype=np.int64),
+            slots=np.zeros(min(most, self.config.slots), dtype=np.int64),
             length=len(prompt),
             top_logprobs=top_logprobs,
         )
@@ -151,12 +148,14 @@ class Engine:
         return request.id
 
     def abort(self, request_id: int) -> bool:
-        """End a request now, waiting or running, and free its slots; False if it has ended already (or never was)."""
+        """End a request now, waiting or running, and free its slots; False if it has ended already (or never was).
+
+        From a callback inside a step, a running request ends with that step: it may get the step's tokens yet.
+        """
         request = self._requests.get(request_id)
         if request is None or request.finish is not None:
             return False
-        request.finish = FinishReason.ABORT
-        self._scheduler.end(request)
+        self._scheduler.abort(request)
         return True
 
     def set_verify_mode(self, mode: VerifyMode | str) -> None:
@@ -174,15 +173,17 @@ class Engine:
     def step(self) -> list[Output]:
         """Admit, prefill at most one chunk's tokens, then one verify step for every decoding request.
 
-        Returns one output for each request that got tokens or ended.
+        Returns one output for each request that got tokens or ended. ContractError inside another step.
         """
-        self._scheduler.admit()
-        outputs = self._prefill()
-        ready = self._scheduler.reserve()
-        for _, group in groupby(sorted(ready, key=lambda r: r.group), key=lambda r: r.group):
-            requests = list(group)
-            outputs += [self._output(r, new) for r, new in zip(requests, self._stepper.decode(requests), strict=True)]
-        self.metrics.retractions += self._scheduler.take_retractions()
+        with self._scheduler.step():
+            self._attention.begin()
+            self._scheduler.admit()
+            outputs = self._prefill()
+            ready = sorted(self._scheduler.reserve(), key=lambda r: r.group)
+            for requests in [list(group) for _, group in groupby(ready, key=lambda r: r.group)]:
+                new = self._stepper.decode(requests)
+                outputs += [self._output(*each) for each in zip(requests, new, strict=True)]
+            self.metrics.retractions += self._scheduler.take_retractions()
         return outputs
 
     def stream(
@@ -208,6 +209,7 @@ class Engine:
         budget: Budget = None,
     ) -> Result:
         """Submit one request and run until it has ended."""
+        self._scheduler.check_idle("generate")
         return self.finish(self.submit(prompt_ids, params, draft=draft, budget=budget))
 
     def finish(self, request_id: int) -> Result:
@@ -271,9 +273,8 @@ class Engine:
 
     def _output(self, request: Request, new: list[int]) -> Output:
         self.metrics.tokens += len(new)
-        if request.finish is not None:
-            self._scheduler.end(request)
-        return Output(request.id, new, request.finish)
+        self._scheduler.advanced(request)
+        return Output(request.id, new, request.finish, request.logprobs[len(request.logprobs) - len(new) :])
 
     def _tokens_of(self, request_id: int) -> Iterator[list[int]]:
         request = self._known(request_id)

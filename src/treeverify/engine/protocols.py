@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -70,3 +70,13 @@ class Drafter(Protocol):
 
         context_slots int64 [batch, longest]; the first lengths [batch] of each row count (None: all of them do).
         """
+
+
+class Tokenizer(Protocol):
+    """Text to ids and back; the engine itself only hands it out."""
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of ``text``."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ``ids``."""

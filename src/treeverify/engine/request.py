@@ -122,7 +122,8 @@ class Request:
     """A request's state. ``ids`` [:length] are prompt and new tokens; the KV rows of the first ``committed`` exist.
 
     While it decodes, committed == length - 1: the last token is the next step's root. ``slots`` [:owned] are pool
-    slots in position order; those past ``committed`` are reserved for the draft nodes of the next step.
+    slots in position order; those past ``committed`` are reserved for the draft nodes of the next step. ``width`` nodes
+    are the most that a step of it verifies; where slots are short it verifies fewer.
     """
 
     id: int
@@ -150,9 +151,14 @@ class Request:
         return prompt if max_new == 1 else prompt + max_new - 2 + width
 
     @property
+    def step_width(self) -> int:
+        """Nodes that its next step may verify, root included: ``width``, or as many as it has slots for."""
+        return min(self.width, self.owned - self.committed)
+
+    @property
     def group(self) -> tuple[int, bool]:
         """Requests of one group are verified in one call."""
-        return self.width, self.draft.auto
+        return self.step_width, self.draft.auto
 
     @property
     def remaining(self) -> int:
@@ -171,10 +177,15 @@ class Request:
         return max(self.prompt_length, self.length - 1)
 
     @property
-    def slots_to_start(self) -> int:
-        """Slots it must have when it is admitted: those of its prefill and of the step that follows, if one does."""
-        steps_follow = self.length > self.prompt_length or self.remaining > 1
-        return self.prefill_goal + (self.width if steps_follow else 0)
+    def slots_needed(self) -> int:
+        """Slots that it cannot go on without: those of its prefill and of the next step's root, if a step follows."""
+        return self.prefill_goal + (self.length > self.prompt_length or self.remaining > 1)
+
+    @property
+    def slots_wanted(self) -> int:
+        """The same with all nodes of that step, but no more than it may ever own."""
+        follows = self.slots_needed > self.prefill_goal
+        return min(len(self.slots), self.prefill_goal + (self.width if follows else 0))
 
     def take(self, tokens: list[int]) -> list[int]:
         """Append tokens up to the first stop token or the limit; returns those kept and sets ``finish``."""
@@ -206,6 +217,7 @@ class Output:
     request_id: int
     tokens: list[int]
     finish: FinishReason | None
+    logprobs: list[TokenLogprob] = field(default_factory=list)  # one per token where the request asked for them
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,7 @@ class Stepper:
         """One step for decoding requests of one group; returns each one's new tokens (at least one)."""
         stage = self._metrics.stage
         prefix = self._prefix(requests)
-        policy = self._policy if requests[0].draft.auto else None
+        policy = self._policy if requests[0].draft.auto and _can_draft(requests) else None
         context = sum(prefix.lengths) // len(requests)
         with stage("draft"):
             wanted = policy is None or policy.drafts(len(requests), context)
@@ -122,7 +122,7 @@ class Stepper:
         """Draft logits float32 [batch, depth, vocab]; None when no request can use a draft."""
         if self._drafter is None or self._cache.context is None:
             return None
-        if all(r.width == 1 or r.remaining == 1 for r in requests):
+        if not _can_draft(requests):
             return None
         roots = np.array([r.ids[r.length - 1] for r in requests], dtype=np.int64)
         lengths, context_slots = None, prefix.indices[None]
@@ -139,9 +139,9 @@ class Stepper:
         """The request's widest tree; no deeper than its remaining tokens can use (the last one is always a bonus)."""
         root = int(request.ids[request.length - 1])
         depth = request.remaining - 1
-        if logits is None or request.width == 1 or depth == 0:
+        budget = request.step_width - 1
+        if logits is None or budget == 0 or depth == 0:
             return ScoredTree(Tree(np.array([root], dtype=np.int64), _ROOT_ALONE), _ROOT_SCORE)
-        budget = request.width - 1
         candidates = top_candidates(logits[:depth], 1 if request.draft.mode is DraftMode.CHAIN else budget)
         return build_scored(root, candidates, budget)
 
@@ -258,6 +258,11 @@ class Stepper:
 
     def _to(self, array: Ints) -> torch.Tensor:
         return to_device(array, self._device)
+
+
+def _can_draft(requests: list[Request]) -> bool:
+    """Whether a draft could gain one of them anything: it has slots for it, and more than one token to come."""
+    return any(request.step_width > 1 and request.remaining > 1 for request in requests)
 
 
 def _accept(tree: Tree, samples: Ints) -> Acceptance:

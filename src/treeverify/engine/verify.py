@@ -150,25 +150,30 @@ class VerifyObserver(Protocol):
 
 
 class VerifyAttention:
-    """Makes the ``attend`` of each forward, by mode; the mode may be changed between steps."""
+    """Makes the ``attend`` of each forward, by mode; a change of ``mode`` holds from the next ``begin`` on."""
 
     def __init__(self, mode: VerifyMode, scale: float, mine: Implementation) -> None:
         """``mine``: what ``on`` serves and ``validate`` judges."""
         self.mode, self.record = mode, VerifyRecord()
+        self._now = mode
         self.observer: VerifyObserver | None = None
         self._scale, self._mine = scale, mine
+
+    def begin(self) -> None:
+        """A step begins, which is served in one mode whatever its callbacks ask for."""
+        self._now = self.mode
 
     def prefill(self, batch: VerifyBatch) -> Attend:
         """The baseline, whatever the mode."""
         return lambda layer, q, draft_kv, kv_pool: baseline(q, draft_kv, kv_pool, batch, self._scale)[0]
 
     def verify(self, batch: VerifyBatch) -> Attend:
-        """What the mode says."""
+        """What the step's mode says."""
         if self.observer is not None:
-            self.observer.served(self.mode, batch)
-        if self.mode is VerifyMode.OFF:
+            self.observer.served(self._now, batch)
+        if self._now is VerifyMode.OFF:
             return self.prefill(batch)
-        if self.mode is VerifyMode.ON:
+        if self._now is VerifyMode.ON:
             return lambda layer, q, draft_kv, kv_pool: self._mine(q, draft_kv, kv_pool, batch, self._scale)[0]
         return lambda layer, q, draft_kv, kv_pool: self._both(layer, q, draft_kv, kv_pool, batch)
 

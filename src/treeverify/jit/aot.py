@@ -8,15 +8,13 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from treeverify.errors import BuildError
+from treeverify.errors import BuildError, TreeverifyError
 from treeverify.jit import compiler, resources
 from treeverify.jit.modules import COMMON_TARGETS, MODULES, TARGETS, Module, Target, module_named, target_named
 from treeverify.jit.toolkit import find_toolkit
@@ -37,11 +35,9 @@ class Built:
 
 def build_all(targets: Sequence[str], modules: Iterable[str] = tuple(MODULES), jobs: int | None = None) -> list[Built]:
     """Build every module for every target, ``jobs`` compilers at a time. Raises ``BuildError`` if one fails."""
-    toolkit = find_toolkit()
     pairs = [(module_named(name), target_named(target)) for target in targets for name in modules]
-    units = dict.fromkeys(unit for module, target in pairs for unit in units_of(module, target))
-    with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:
-        list(pool.map(lambda unit: compiler.compile_unit(unit, toolkit), units))
+    units = {(unit, find_toolkit(target)): None for module, target in pairs for unit in units_of(module, target)}
+    compiler.compile_units(list(units), jobs)
     return [inspect(module, target) for module, target in pairs]
 
 
@@ -89,13 +85,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--targets", default=",".join(COMMON_TARGETS), help=f"of {','.join(TARGETS)}; or all")
     parser.add_argument("--modules", default=",".join(MODULES), help=f"of {','.join(MODULES)}")
-    parser.add_argument("--jobs", type=int, help="compilers at a time; one per core unless given")
+    parser.add_argument("--jobs", type=int, help="compilers at a time; MAX_JOBS, else one per core, unless given")
     parser.add_argument("--into", type=Path, help="copy the libraries into this folder")
     given = parser.parse_args(arguments)
+    if given.jobs is not None and given.jobs < 1:
+        parser.error(f"--jobs: expected an integer >= 1, got {given.jobs}")
     targets = list(TARGETS) if given.targets == "all" else given.targets.split(",")
     try:
         built = build_all(targets, given.modules.split(","), given.jobs)
-    except BuildError as error:
+    except TreeverifyError as error:
         print(f"treeverify: {error}", file=sys.stderr)
         return 2
     print(table(built))

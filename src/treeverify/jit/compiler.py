@@ -1,9 +1,9 @@
 """Builds a library for a target, once per machine, and loads it; nothing is compiled at import.
 
 Layout of the cache (``env.cache_dir()``): ``objects/<unit>-<key>`` and ``libraries/<module>-<target>-<key>``,
-folders whose key hashes sources, flags and compiler versions. A folder is filled under a file lock and its mark, which
-holds the size of the product, is written last: a folder without a fitting mark is emptied and built again. So any
-number of processes may start at once; one compiles, the others wait. Editing a kernel recompiles its unit and links.
+folders (``jit.cache``) whose key hashes sources, flags, compiler versions and the CPU's architecture; beside them what
+``jit.toolkit`` found out. Editing a kernel recompiles its unit and links. A library that does not load is built anew,
+once.
 
 A library that came with the wheel (``treeverify/_prebuilt``) is used if it was built from these very sources.
 """
@@ -11,30 +11,24 @@ A library that came with the wheel (``treeverify/_prebuilt``) is used if it was 
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import tvm_ffi
-from filelock import FileLock, Timeout
 
-from treeverify.env import cache_dir
+from treeverify.env import build_jobs
 from treeverify.errors import BuildError
 from treeverify.jit import resources
+from treeverify.jit.cache import complete, digest, discard, folder_of, say, stamp
 from treeverify.jit.modules import Module, Target
-from treeverify.jit.toolkit import Toolkit, find_toolkit
-from treeverify.jit.units import LINK_FLAGS, Unit, digest, library_folder, source_key, units_of
+from treeverify.jit.toolkit import Toolkit, find_toolkit, run
+from treeverify.jit.units import LINK_FLAGS, Unit, library_folder, source_key, units_of
 
 PREBUILT = Path(__file__).resolve().parents[1] / "_prebuilt"
-MARK = "complete"
 LIBRARY, OBJECT, REPORT, LOG = "library.so", "unit.o", "kernels.json", "log.txt"
 _loaded: dict[tuple[str, str], Library] = {}
 _loading = threading.Lock()
@@ -58,7 +52,7 @@ def load(module: Module, target: Target) -> Library:
     key = (module.name, target.name)
     with _loading:
         if key not in _loaded:
-            _loaded[key] = open_library(locate(module, target))
+            _loaded[key] = _open(module, target)
         return _loaded[key]
 
 
@@ -88,16 +82,15 @@ def prebuilt(module: Module, target: Target) -> Path:
 
 def build(module: Module, target: Target) -> Path:
     """Compile and link what is not in the cache yet; return the library's path. Raises ``BuildError``."""
-    toolkit = find_toolkit()
+    toolkit = find_toolkit(target)
     units = units_of(module, target)
     keys = [unit.build_key(toolkit) for unit in units]
-    folder = cache_dir() / "libraries" / f"{module.name}-{target.name}-{digest([*LINK_FLAGS, *keys])}"
+    folder = folder_of("libraries", f"{module.name}-{target.name}-{digest([*LINK_FLAGS, *keys])}")
 
     def fill() -> None:
         started = time.monotonic()
         say(f"compiling {module.name} for sm_{target.name} with nvcc {toolkit.version} (once; kept in {folder})")
-        with ThreadPoolExecutor(len(units)) as pool:
-            objects = list(pool.map(lambda unit: compile_unit(unit, toolkit), units))
+        objects = compile_units([(unit, toolkit) for unit in units])
         _link(objects, toolkit, folder)
         kernels = [kernel for obj in objects for kernel in resources.parse((obj.parent / LOG).read_text())]
         (folder / REPORT).write_text(json.dumps([kernel.as_dict() for kernel in kernels], indent=1))
@@ -111,82 +104,45 @@ def report(library: Path) -> list[resources.Kernel]:
     return [resources.Kernel(**fields) for fields in json.loads((library.parent / REPORT).read_text())]
 
 
+def compile_units(pairs: Sequence[tuple[Unit, Toolkit]], jobs: int | None = None) -> list[Path]:
+    """Compile the units that the cache has not, ``jobs`` at a time (``MAX_JOBS``); return their object files."""
+    with ThreadPoolExecutor(jobs or build_jobs()) as pool:
+        return list(pool.map(lambda pair: compile_unit(*pair), pairs))
+
+
 def compile_unit(unit: Unit, toolkit: Toolkit) -> Path:
     """Compile one unit unless the cache has it; return its object file, beside which lies the compiler's log."""
-    folder = cache_dir() / "objects" / f"{unit.label}-{unit.build_key(toolkit)}"
+    folder = _object_folder(unit, toolkit)
 
     def fill() -> None:
         started = time.monotonic()
-        log = _run(unit.command(toolkit, folder / OBJECT), f"{unit.source} does not compile")
+        log = run(unit.command(toolkit, folder / OBJECT), f"{unit.source} does not compile")
         (folder / LOG).write_text(log)
         say(f"  {unit.label}: {time.monotonic() - started:.1f} s")
 
     return complete(folder, OBJECT, fill)
 
 
-def complete(folder: Path, product: str, fill: Callable[[], None]) -> Path:
-    """Return ``folder/product``, made by ``fill`` under a lock unless the folder's mark says that it is whole."""
-    if _is_whole(folder, product):
-        return folder / product
-    with _locked(folder.name):
-        if not _is_whole(folder, product):
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir(parents=True)
-            fill()
-            partial = folder / f"{MARK}.partial"
-            partial.write_text(str((folder / product).stat().st_size))
-            partial.rename(folder / MARK)
-    return folder / product
-
-
-def say(text: str) -> None:
-    """Progress, on stderr, at once."""
-    print(f"treeverify: {text}", file=sys.stderr, flush=True)
-
-
-@contextmanager
-def _locked(name: str) -> Iterator[None]:
-    """Hold the lock of one cache folder; says so on stderr if another process has it."""
-    locks = cache_dir() / "locks"
+def _open(module: Module, target: Target) -> Library:
+    """Load the library; one that does not load is built here, once, its objects too."""
+    path = locate(module, target)
+    seen = stamp(path.parent)
     try:
-        locks.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(locks / f"{name}.lock")
-        try:
-            lock.acquire(timeout=1)
-        except Timeout:
-            say(f"waiting for another process that builds {name}")
-            lock.acquire()
-    except OSError as error:
-        raise BuildError(f"the cache {cache_dir()} cannot be written ({error}); set TREEVERIFY_CACHE") from error
-    try:
-        yield
-    finally:
-        lock.release()
+        return open_library(path)
+    except BuildError as error:
+        say(f"{error}; it is built anew")
+    if path.parent != PREBUILT and discard(path.parent, seen):
+        toolkit = find_toolkit(target)
+        for unit in units_of(module, target):
+            objects = _object_folder(unit, toolkit)
+            discard(objects, stamp(objects))
+    return open_library(build(module, target))
 
 
-def _is_whole(folder: Path, product: str) -> bool:
-    try:
-        return (folder / MARK).read_text() == str((folder / product).stat().st_size)
-    except OSError:
-        return False
+def _object_folder(unit: Unit, toolkit: Toolkit) -> Path:
+    return folder_of("objects", f"{unit.label}-{unit.build_key(toolkit)}")
 
 
 def _link(objects: list[Path], toolkit: Toolkit, folder: Path) -> None:
-    libraries = [
-        f"-L{library_folder()}",
-        "-ltvm_ffi",
-        f"-L{toolkit.library}",
-        "-lcudart_static",
-        "-ldl",
-        "-lrt",
-        "-lpthread",
-    ]
-    command = [str(toolkit.cxx), *LINK_FLAGS, *map(str, objects), *libraries, "-o", str(folder / LIBRARY)]
-    _run(command, f"{folder.name} does not link")
-
-
-def _run(command: list[str], failure: str) -> str:
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    if done.returncode != 0:
-        raise BuildError(f"{failure}:\n{os.linesep.join(done.stdout.splitlines()[-40:])}\ncommand: {' '.join(command)}")
-    return done.stdout
+    inputs = [*map(str, objects), f"-L{library_folder()}", "-ltvm_ffi", "-o", str(folder / LIBRARY)]
+    run(toolkit.link_command(*LINK_FLAGS, *inputs), f"{folder.name} does not link")

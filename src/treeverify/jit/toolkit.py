@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import platform
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -12,11 +12,26 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from treeverify.env import cuda_home, cxx
+from treeverify.env import cuda_home, cxx, search_path
 from treeverify.errors import BuildError
+from treeverify.jit.cache import CacheError, complete, digest, folder_of, say
+from treeverify.jit.modules import Target
 
 CONVENTIONAL = Path("/usr/local/cuda")
-ADVICE = "install one with `pip install treeverify[build]`, put nvcc on PATH, or set CUDA_HOME"
+PACKAGE = "cuda-toolkit[nvcc,cccl,cudart]==13.0.*"
+"""CUDA's own packages on PyPI, as the extra ``build`` has them."""
+ADVICE = f"install one with `pip install '{PACKAGE}'`, or put nvcc on PATH"
+HEADER, RUNTIME = "cuda_runtime.h", "libcudart_static.a"
+TRIAL = """\
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+__global__ void trial(__nv_bfloat16* value) { *value = __float2bfloat16(1.0f); }
+extern "C" int treeverify_trial() { trial<<<1, 1>>>(nullptr); return cudaGetLastError(); }
+"""
+_SETTING = re.compile(r"^#\$ (\w+)=(.*)$", re.MULTILINE)
+_HEADER_FOUND = re.compile(rf'^# 1 "(.+/{re.escape(HEADER)})"', re.MULTILINE)
+_SHELL = '$`"'
+"""nvcc hands its arguments to a shell within double quotes."""
 
 
 @dataclass(frozen=True)
@@ -25,71 +40,168 @@ class Toolkit:
 
     nvcc: Path
     include: Path
+    """Folder of ``cuda_runtime.h``."""
     library: Path
     """Folder of ``libcudart_static.a``: linked in, so that a library needs no CUDA runtime of a given version."""
     version: str
+    """nvcc's version, with the options that NVCC_PREPEND_FLAGS and NVCC_APPEND_FLAGS give it, if any."""
     cxx: Path
     cxx_version: str
 
+    def device_command(self, *arguments: str) -> list[str]:
+        """Return nvcc's command, our C++ compiler behind it. Raises ``BuildError`` for a path that nvcc garbles."""
+        command = [str(self.nvcc), "-ccbin", str(self.cxx), *arguments]
+        for argument in command:
+            if any(character in argument for character in _SHELL):
+                raise BuildError(f"nvcc cannot read the argument {argument}: its shell would expand one of {_SHELL}")
+        return command
+
+    def link_command(self, *arguments: str) -> list[str]:
+        """Return the C++ compiler's command that links the CUDA runtime behind ``arguments``."""
+        runtime = [f"-L{self.library}", "-lcudart_static", "-ldl", "-lrt", "-lpthread"]
+        return [str(self.cxx), *arguments, *runtime]
+
 
 @cache
-def find_toolkit() -> Toolkit:
-    """Return the first of: CUDA_HOME, nvcc on PATH, /usr/local/cuda, the PyPI packages of ``treeverify[build]``.
+def find_toolkit(target: Target | None = None) -> Toolkit:
+    """Return the first toolkit that works: of CUDA_HOME alone if it is set; else nvcc on PATH, /usr/local/cuda, PyPI's.
 
-    Raises ``BuildError`` that says what to install. An explicit CUDA_HOME without nvcc is an error, not skipped.
+    A toolkit works if its nvcc answers and its headers and its runtime are found; with a target, also if it compiles
+    and links a small kernel for it (once, kept in the cache). One that does not is passed over, said on stderr.
+    Raises ``BuildError`` with every reason if none works, ``CacheError`` if the cache cannot be written.
     """
-    root = next(_roots(), None)
-    if root is None:
-        raise BuildError(f"no CUDA compiler (nvcc) was found: {ADVICE}")
-    nvcc = root / "bin" / "nvcc"
-    if not nvcc.is_file():
-        raise BuildError(f"CUDA_HOME is {root}, which has no bin/nvcc: {ADVICE}")
-    library = next((folder for folder in _library_folders(root) if (folder / "libcudart_static.a").is_file()), None)
+    candidates = list(_candidates())
+    if not candidates:
+        raise BuildError(f"no CUDA compiler (nvcc) was found: {ADVICE}, or set CUDA_HOME")
+    compiler, compiler_version = _find_cxx()
+    reasons = []
+    for nvcc in candidates:
+        try:
+            toolkit = _read(nvcc, compiler, compiler_version)
+            if target is not None:
+                _try(toolkit, target)
+        except CacheError:
+            raise
+        except BuildError as error:
+            reasons.append(str(error))
+            continue
+        for reason in reasons:
+            say(f"passed over: {reason}")
+        return toolkit
+    advice = f"mend CUDA_HOME, or unset it and {ADVICE}" if cuda_home() else f"{ADVICE}, or set CUDA_HOME"
+    raise BuildError("\n".join(["no CUDA toolkit works:", *reasons, f"what helps: {advice}"]))
+
+
+def run(command: list[str], failure: str) -> str:
+    """Return what a compiler printed; raises ``BuildError`` with ``failure`` and the end of its words."""
+    try:
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False
+        )
+    except OSError as error:
+        raise BuildError(f"{failure}: {error}") from error
+    if done.returncode != 0:
+        words = "\n".join(done.stdout.splitlines()[-40:])
+        raise BuildError(f"{failure}:\n{words}\nexit code {done.returncode} of the command: {shlex.join(command)}")
+    return done.stdout
+
+
+def _candidates() -> Iterator[Path]:
+    """Every nvcc, each once, in the order in which they are tried; an explicit CUDA_HOME without one is an error."""
+    home = cuda_home()
+    if home is not None:
+        if not (home / "bin" / "nvcc").is_file():
+            raise BuildError(f"CUDA_HOME is {home}, which has no bin/nvcc: mend it, or unset it and {ADVICE}")
+        yield home / "bin" / "nvcc"
+        return
+    packages = find_spec("nvidia")
+    places = None if packages is None else packages.submodule_search_locations
+    roots = [CONVENTIONAL, *(Path(place) / "cu13" for place in places or ())]
+    folders = [*search_path(), *(str(root / "bin") for root in roots)]
+    found = [shutil.which("nvcc", path=folder) for folder in folders if folder]
+    seen = set()
+    for nvcc in (Path(path).absolute() for path in found if path is not None):
+        if nvcc.resolve() not in seen:
+            seen.add(nvcc.resolve())
+            yield nvcc
+
+
+def _read(nvcc: Path, compiler: Path, compiler_version: str) -> Toolkit:
+    """Ask nvcc itself where it has its headers and libraries: toolkits are laid out in many ways."""
+    command = [str(nvcc), "-ccbin", str(compiler)]
+    answer = dict(_SETTING.findall(run([*command, "--dryrun", "-E", "-x", "cu", "/dev/null"], f"{nvcc} does not run")))
+    headers = shlex.split(f"{answer.get('INCLUDES', '')} {answer.get('SYSTEM_INCLUDES', '')}")
+    lookup = [str(compiler), "-E", *headers, "-x", "c++", "-include", HEADER, "/dev/null"]
+    header = _HEADER_FOUND.search(run(lookup, f"{nvcc}: the headers of its toolkit do not compile"))
+    if header is None:
+        raise BuildError(f"{nvcc}: {compiler} does not say where {HEADER} is")
+    folders = [word.removeprefix("-L") for word in shlex.split(answer.get("LIBRARIES", ""))]
+    if "TOP" in answer:
+        folders.append(f"{answer['TOP']}/lib")  # PyPI's packages, of whose libraries nvcc does not know
+    own = run([str(compiler), f"-print-file-name={RUNTIME}"], f"{compiler} does not run").strip()
+    folders.append(str(Path(own).parent))
+    library = next((folder for folder in folders if Path(folder, RUNTIME).is_file()), None)
     if library is None:
-        raise BuildError(f"the CUDA toolkit in {root} has no libcudart_static.a: {ADVICE}")
-    compiler = shutil.which(cxx() or "g++")
-    if compiler is None:
-        raise BuildError(f"no C++ compiler {cxx() or 'g++'!r} was found: install g++, or set CXX")
-    version = _output([str(nvcc), "--version"])
-    release = re.search(r"V(\d+\.\d+\.\d+)", version)
+        raise BuildError(f"{nvcc}: its toolkit has no {RUNTIME} in {', '.join(folders)}")
+    text = run([str(nvcc), "--version"], f"{nvcc} does not run")
+    release = re.search(r"V(\d+\.\d+\.\d+)", text)
+    options = [answer[name] for name in ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS") if name in answer]
     return Toolkit(
         nvcc=nvcc,
-        include=root / "include",
-        library=library,
-        version=release.group(1) if release else version,
-        cxx=Path(compiler),
-        cxx_version=_output([compiler, "--version"]).splitlines()[0],
+        include=Path(header.group(1).replace('\\"', '"').replace("\\\\", "\\")).resolve().parent,
+        library=Path(library).resolve(),
+        version=" ".join([release.group(1) if release else text.strip(), *options]),
+        cxx=compiler,
+        cxx_version=compiler_version,
     )
 
 
-def _roots() -> Iterator[Path]:
-    explicit = cuda_home()
-    if explicit is not None:
-        yield explicit
-    on_path = shutil.which("nvcc")
-    if on_path is not None:
-        yield _home_of(on_path)
-    candidates = [CONVENTIONAL]
-    packages = find_spec("nvidia")
-    if packages is not None and packages.submodule_search_locations is not None:
-        candidates += [Path(folder) / "cu13" for folder in packages.submodule_search_locations]
-    yield from (root for root in candidates if (root / "bin" / "nvcc").is_file())
+def _try(toolkit: Toolkit, target: Target) -> None:
+    """Compile and link a small kernel for the target, unless that is known to work; raises ``BuildError``."""
+    folder = folder_of("trials", f"{target.name}-{digest([repr(toolkit)])}")
+
+    def fill() -> None:
+        source, unit = folder / "trial.cu", folder / "trial.o"
+        source.write_text(TRIAL)
+        options = ["-std=c++17", "-Xcompiler=-fPIC", target.gencode, "-c", str(source), "-o", str(unit)]
+        failure = f"{toolkit.nvcc} with {toolkit.cxx} does not compile for sm_{target.name}"
+        run(toolkit.device_command(*options), failure)
+        link = ["-shared", "-Wl,--no-undefined", str(unit), "-o", str(folder / "trial.so")]
+        run(toolkit.link_command(*link), f"{toolkit.nvcc}: its runtime does not link")
+
+    complete(folder, "trial.so", fill)
 
 
-def _home_of(nvcc: str) -> Path:
-    """Ask nvcc itself, as the file on PATH may be a script or a link."""
-    top = re.search(r"^#\$ TOP=(.+)$", _output([nvcc, "--dryrun", "-E", "-x", "cu", "/dev/null"]), re.MULTILINE)
-    return Path(top.group(1)).resolve() if top else Path(nvcc).resolve().parents[1]
+def _find_cxx() -> tuple[Path, str]:
+    """Return the C++ compiler and its version. Words behind a first one (``ccache g++``) are kept in a script.
+
+    nvcc takes a single path for its compiler, and both are to compile with the same words.
+    """
+    text = cxx() or "g++"
+    words = [text] if shutil.which(text) else _words(text)
+    program = shutil.which(words[0])
+    if program is None:
+        raise BuildError(f"no C++ compiler {words[0]!r} was found: install g++, or set CXX")
+    program = str(Path(program).absolute())
+    version = run([program, *words[1:], "--version"], f"the C++ compiler {text!r} does not run").strip()
+    first = version.splitlines()[0] if version else ""
+    if len(words) == 1:
+        return Path(program), first
+    line = shlex.join([program, *words[1:]])
+    folder = folder_of("compilers", digest([line]))
+
+    def fill() -> None:
+        (folder / "c++").write_text(f'#!/bin/sh\nexec {line} "$@"\n')
+        (folder / "c++").chmod(0o755)
+
+    return complete(folder, "c++", fill), f"{first} ({text})"
 
 
-def _library_folders(root: Path) -> Iterator[Path]:
-    for name in ("lib64", "lib", f"targets/{platform.machine()}-linux/lib"):
-        yield root / name
-
-
-def _output(command: list[str]) -> str:
+def _words(text: str) -> list[str]:
     try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True)
-        return done.stdout.strip()
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise BuildError(f"{command[0]} does not run: {error}") from error
+        words = shlex.split(text)
+    except ValueError as error:
+        raise BuildError(f"CXX: expected a command, got {text!r}: {error}") from error
+    if not words:
+        raise BuildError(f"CXX: expected a command, got {text!r}")
+    return words

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
+import platform
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import tvm_ffi
 from tvm_ffi import libinfo
 
+from treeverify.jit.cache import digest
 from treeverify.jit.modules import Module, Target
 from treeverify.jit.toolkit import Toolkit
 
@@ -51,20 +51,22 @@ class Unit:
     def command(self, toolkit: Toolkit, target_file: Path) -> list[str]:
         """Compile to ``target_file``."""
         if self.target is None:
-            system = [f"-isystem{folder}" for folder in (libinfo.find_include_path(), toolkit.include)]
-            head = [str(toolkit.cxx), *self.flags(), *system]
-        else:
-            head = [str(toolkit.nvcc), "-ccbin", str(toolkit.cxx), *self.flags()]
-        return [*head, f"-I{CSRC}", "-c", str(CSRC / self.source), "-o", str(target_file)]
+            # Not -isystem for the toolkit's headers: where they lie in /usr/include, that would hide the C library's.
+            places = [f"-isystem{libinfo.find_include_path()}", f"-I{toolkit.include}"]
+            return [str(toolkit.cxx), *self.flags(), *places, *self._files(target_file)]
+        return toolkit.device_command(*self.flags(), *self._files(target_file))
 
     def source_key(self) -> str:
-        """Hash of sources and flags: the same on every machine."""
-        return digest([*self.flags(), *_closure(CSRC / self.source)])
+        """Hash of sources, flags and the CPU's architecture: the same on every machine of that architecture."""
+        return digest([platform.machine(), *self.flags(), *_closure(CSRC / self.source)])
 
     def build_key(self, toolkit: Toolkit) -> str:
         """``source_key`` and the versions of what compiles it."""
         compilers = [toolkit.cxx_version, toolkit.version if self.target else tvm_ffi.__version__]
         return digest([self.source_key(), *compilers])
+
+    def _files(self, target_file: Path) -> list[str]:
+        return [f"-I{CSRC}", "-c", str(CSRC / self.source), "-o", str(target_file)]
 
 
 def units_of(module: Module, target: Target) -> list[Unit]:
@@ -75,16 +77,8 @@ def units_of(module: Module, target: Target) -> list[Unit]:
 
 
 def source_key(module: Module, target: Target) -> str:
-    """Hash of everything in the repository that shapes this library: how a shipped one is recognised."""
+    """Hash of all but the compilers that shapes this library: how a shipped one is recognised."""
     return digest([*LINK_FLAGS, *(unit.source_key() for unit in units_of(module, target))])
-
-
-def digest(parts: Iterable[str]) -> str:
-    """Return 16 hex digits over all parts, in order."""
-    state = hashlib.sha256()
-    for part in parts:
-        state.update(part.encode() + b"\0")
-    return state.hexdigest()[:16]
 
 
 def _closure(source: Path) -> list[str]:

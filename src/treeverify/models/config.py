@@ -1,83 +1,128 @@
 """Model configurations, read from Hugging Face ``config.json`` files; every refusal is one line, a ConfigError.
 
 Field names are Hugging Face's (``DeepseekV3ForCausalLM``; SGLang's ``DFlashDraftModel`` for the drafter), so that a
-checkpoint folder needs nothing beside its own ``config.json``.
+checkpoint folder needs nothing beside its own ``config.json``. Numbers are numbers, never text or true and false.
+``fields`` says which of the other fields a forward may ignore.
 """
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from treeverify.errors import ConfigError
+from treeverify.models import fields
+from treeverify.models.files import json_object
 
-PositiveInt = Field(gt=0)
-C = TypeVar("C", bound="_HubConfig")
+
+def _as_tuple(value: Any) -> Any:
+    """A list as a tuple, and one value as a tuple of it."""
+    if value is None:
+        return None
+    return tuple(value) if isinstance(value, list | tuple) else (value,)
 
 
-class _HubConfig(BaseModel):
-    """What both configurations share: unknown keys are ignored, values are frozen once read."""
+Size = Annotated[int, Field(gt=0, lt=2**31)]
+Layers = Annotated[int, Field(gt=0, le=1024)]
+Experts = Annotated[int, Field(gt=0, le=4096)]
+Count = Annotated[int, Field(ge=0, le=4096)]
+Token = Annotated[int, Field(ge=0, lt=2**31)]
+Context = Annotated[int, Field(gt=0, le=2**24)]  # the positions that float32, and with it rope, can tell apart
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+Eos = Annotated[tuple[Token, ...] | None, BeforeValidator(_as_tuple)]
+Ids = Annotated[tuple[Token, ...], BeforeValidator(_as_tuple)]
 
-    architectures: tuple[str, ...] = ()
-    vocab_size: int = PositiveInt
-    hidden_size: int = PositiveInt
-    intermediate_size: int = PositiveInt
-    num_hidden_layers: int = PositiveInt
-    num_attention_heads: int = PositiveInt
-    hidden_act: str = "silu"
-    rms_norm_eps: float = Field(default=1e-6, gt=0)
-    rope_theta: float = Field(default=10000.0, gt=0)
+C = TypeVar("C", bound="HubFile")
+
+
+class HubFile(BaseModel):
+    """A file of a checkpoint: frozen, typed without conversions; keys that are not declared are kept."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", strict=True, allow_inf_nan=False)
+
+
+class _Generation(HubFile):
+    """``generation_config.json``; sampling's defaults in it are not used."""
+
+    eos_token_id: Eos = None
+
+
+class _HubConfig(HubFile):
+    """What both configurations share."""
+
+    expected: ClassVar[Mapping[str, tuple[Any, ...]]]
+
+    architectures: Annotated[tuple[str, ...] | None, BeforeValidator(_as_tuple)] = None
+    vocab_size: Size
+    hidden_size: Size
+    intermediate_size: Size
+    num_hidden_layers: Layers
+    num_attention_heads: Size
+    rms_norm_eps: float = Field(default=1e-6, gt=0, le=1)
+    rope_theta: float = Field(default=10000.0, ge=1, le=1e12)
     rope_scaling: dict[str, Any] | None = None
-    max_position_embeddings: int = PositiveInt
-    attention_bias: bool = False
+    max_position_embeddings: Context
 
     @model_validator(mode="before")
     @classmethod
-    def _rope_parameters(cls, data: Any) -> Any:
-        """Accept ``rope_parameters`` (transformers >= 5) beside the older ``rope_theta`` + ``rope_scaling``."""
-        if isinstance(data, dict) and isinstance(rope := data.get("rope_parameters"), dict):
-            data = {**data, "rope_theta": rope.get("rope_theta", data.get("rope_theta", 10000.0))}
-            if rope.get("rope_type", "default") != "default":
+    def _flat(cls, data: Any) -> Any:
+        """Bring ``dflash_config`` to the top; read ``rope_parameters`` (transformers >= 5) like ``rope_scaling``."""
+        data = dict(data)
+        inner = {key: value for key, value in _object(data, "dflash_config").items() if value is not None}
+        data |= inner
+        for name in ("rope_scaling", "rope_parameters"):
+            rope = _object(data, name)
+            if "rope_theta" in rope:
+                data["rope_theta"] = rope["rope_theta"]
+            if fields.scaled(rope):
                 data["rope_scaling"] = rope
         return data
 
-    @model_validator(mode="after")
-    def _computed_here(self) -> Self:
-        if self.hidden_act != "silu":
-            raise ValueError(f"hidden_act: expected 'silu', got {self.hidden_act!r}")
-        if self.attention_bias:
-            raise ValueError("attention_bias: expected false, got true")
-        return self
+    def check_computed(self, source: object) -> None:
+        """ConfigError unless the forward computes what every field asks for."""
+        everything = {**self.__dict__, **(self.model_extra or {})}
+        fields.check(everything, self.expected, type(self).model_fields, source)
 
 
 class TargetConfig(_HubConfig):
     """An MLA target (``DeepseekV3ForCausalLM``), as its ``config.json`` describes it."""
 
-    tie_word_embeddings: bool = False
-    q_lora_rank: int | None = None
-    kv_lora_rank: int = PositiveInt
-    qk_nope_head_dim: int = PositiveInt
-    qk_rope_head_dim: int = Field(gt=0, multiple_of=2)
-    v_head_dim: int = PositiveInt
+    expected = fields.TARGET
+
+    tie_word_embeddings: bool | None = False
+    q_lora_rank: Size | None = None
+    kv_lora_rank: Size
+    qk_nope_head_dim: Size
+    qk_rope_head_dim: Annotated[Size, Field(multiple_of=2)]
+    v_head_dim: Size
     rope_interleave: bool = True
-    moe_intermediate_size: int = PositiveInt
-    n_routed_experts: int | None = None
-    n_shared_experts: int | None = None
-    num_experts_per_tok: int = PositiveInt
-    n_group: int = 1
-    topk_group: int = 1
-    first_k_dense_replace: int = 0
-    moe_layer_freq: int = 1
+    moe_intermediate_size: Size
+    n_routed_experts: Experts | None = None
+    n_shared_experts: Count | None = None
+    num_experts_per_tok: Size
+    first_k_dense_replace: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    moe_layer_freq: Size = 1
     norm_topk_prob: bool = True
-    routed_scaling_factor: float = 1.0
-    scoring_func: str = "sigmoid"
-    bos_token_id: int | None = None
-    eos_token_id: int | tuple[int, ...] | None = None
+    routed_scaling_factor: float = Field(default=1.0, gt=0, le=1e6)
+    bos_token_id: Token | None = None
+    eos_token_id: Eos = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        experts, chosen = self.n_routed_experts, self.num_experts_per_tok
+        if experts is not None and chosen > experts:
+            raise ValueError(f"num_experts_per_tok: expected at most n_routed_experts = {experts}, got {chosen}")
+        if self.bos_token_id is not None:
+            self._check_ids("bos_token_id", (self.bos_token_id,))
+        self._check_ids("eos_token_id", self.eos_token_ids)
+        return self
+
+    def _check_ids(self, name: str, ids: Iterable[int]) -> None:
+        if bad := [token for token in ids if token >= self.vocab_size]:
+            raise ValueError(f"{name}: expected an id below vocab_size = {self.vocab_size}, got {bad[0]}")
 
     @property
     def row(self) -> int:
@@ -92,9 +137,7 @@ class TargetConfig(_HubConfig):
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """The ids that end a text, possibly none."""
-        if self.eos_token_id is None:
-            return ()
-        return self.eos_token_id if isinstance(self.eos_token_id, tuple) else (self.eos_token_id,)
+        return self.eos_token_id or ()
 
     def is_moe(self, layer: int) -> bool:
         """Whether ``layer`` routes to experts (Hugging Face's rule, with ``moe_layer_freq``)."""
@@ -104,37 +147,43 @@ class TargetConfig(_HubConfig):
             and layer % self.moe_layer_freq == 0
         )
 
+    def with_eos(self, ids: Iterable[int], source: object) -> Self:
+        """This configuration with ``ids``, read from ``source``, among those that end a text (ConfigError)."""
+        try:
+            self._check_ids("eos_token_id", ids)
+        except ValueError as error:
+            raise ConfigError(f"{source}: {error}") from None
+        return self.model_copy(update={"eos_token_id": tuple(dict.fromkeys((*self.eos_token_ids, *ids)))})
+
     @classmethod
     def load(cls, path: Path) -> TargetConfig:
         """Read ``path`` (a folder or a ``config.json``); ConfigError when it is not an MLA model's.
 
-        A nested ``text_config`` (Kimi K2.x wraps its language model so) is used in place of the outer object.
+        The end-of-text ids of a ``generation_config.json`` beside it count too, as in SGLang.
         """
-        data = _read_json(path)
-        outer = data.get("architectures")
-        if isinstance(data.get("text_config"), dict):
-            data = data["text_config"]
-        if not isinstance(data.get("kv_lora_rank"), int):
-            architectures = ", ".join(data.get("architectures") or outer or ["?"])
-            raise ConfigError(f"{path}: not an MLA model: architectures = {architectures}, kv_lora_rank is missing")
-        return _validated(cls, data, path)
+        data = _read(cls, path)
+        if data.get("kv_lora_rank") is None:
+            raise ConfigError(f"{path}: not an MLA model: {_architectures(data)}, kv_lora_rank is missing")
+        config = validated(cls, data, path)
+        config.check_computed(path)
+        generation = (path if path.is_dir() else path.parent) / "generation_config.json"
+        if not generation.exists():
+            return config
+        return config.with_eos(
+            validated(_Generation, json_object(generation), generation).eos_token_id or (), generation
+        )
 
 
 class DrafterConfig(_HubConfig):
     """A DFlash drafter (``DFlashDraftModel``), as its ``config.json`` describes it."""
 
-    num_key_value_heads: int = PositiveInt
-    head_dim: int = Field(gt=0, multiple_of=2)
-    block_size: int = Field(gt=1)
-    mask_token_id: int = Field(ge=0)
-    target_layer_ids: tuple[int, ...] = Field(min_length=1)
+    expected = fields.DRAFTER
 
-    @model_validator(mode="before")
-    @classmethod
-    def _dflash(cls, data: Any) -> Any:
-        if isinstance(data, dict):
-            data = {**data, **(data.get("dflash_config") or {})}
-        return data
+    num_key_value_heads: Size
+    head_dim: Annotated[Size, Field(multiple_of=2)]
+    block_size: int = Field(gt=1, le=4096)
+    mask_token_id: Token
+    target_layer_ids: Annotated[Ids, Field(min_length=1)]
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -145,8 +194,6 @@ class DrafterConfig(_HubConfig):
             )
         if self.mask_token_id >= self.vocab_size:
             raise ValueError(f"mask_token_id: expected < vocab_size = {self.vocab_size}, got {self.mask_token_id}")
-        if self.rope_scaling is not None:
-            raise ValueError("rope_scaling: expected null for a drafter")
         return self
 
     @property
@@ -157,13 +204,12 @@ class DrafterConfig(_HubConfig):
     @classmethod
     def load(cls, path: Path) -> DrafterConfig:
         """Read ``path`` (a folder or a ``config.json``); ConfigError when it is not a DFlash drafter's."""
-        data = _read_json(path)
-        if not isinstance(data.get("dflash_config"), dict) and "target_layer_ids" not in data:
-            architectures = ", ".join(data.get("architectures") or ["?"])
-            raise ConfigError(
-                f"{path}: not a DFlash drafter: architectures = {architectures}, dflash_config is missing"
-            )
-        return _validated(cls, data, path)
+        data = _read(cls, path)
+        if data.get("dflash_config") is None and "target_layer_ids" not in data:
+            raise ConfigError(f"{path}: not a DFlash drafter: {_architectures(data)}, dflash_config is missing")
+        config = validated(cls, data, path)
+        config.check_computed(path)
+        return config
 
     def check_against(self, target: TargetConfig) -> None:
         """ConfigError unless this drafter can draft for ``target``: same width and vocabulary, layers that exist."""
@@ -171,29 +217,48 @@ class DrafterConfig(_HubConfig):
             ours, theirs = getattr(self, name), getattr(target, name)
             if ours != theirs:
                 raise ConfigError(f"drafter: {name}: expected the target's {theirs}, got {ours}")
-        if bad := [i for i in self.target_layer_ids if not 0 <= i < target.num_hidden_layers]:
+        if bad := [i for i in self.target_layer_ids if i >= target.num_hidden_layers]:
             raise ConfigError(f"drafter: target_layer_ids: expected 0..{target.num_hidden_layers - 1}, got {bad}")
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    file = path / "config.json" if path.is_dir() else path
+def _object(data: dict[str, Any], name: str) -> dict[str, Any]:
+    """Take the object ``name`` out of ``data``: empty if it is not there, ValueError if it is something else."""
+    value = data.pop(name, None)
+    if value is not None and not isinstance(value, dict):
+        raise ValueError(f"{name}: expected an object, got {fields.shown(value)}")
+    return value or {}
+
+
+def _read(cls: type[_HubConfig], path: Path) -> dict[str, Any]:
+    """The fields of a language model's ``config.json``.
+
+    A model of text and images (Kimi K2.5) nests them in ``text_config``; what is outside counts where the inner object
+    does not say it and it is not about images.
+    """
+    data = json_object(path / "config.json" if path.is_dir() else path)
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{file}: cannot be read: {error.strerror or error}") from None
+        inner = _object(data, "text_config")
     except ValueError as error:
-        raise ConfigError(f"{file}: not JSON: {error}") from None
-    if not isinstance(data, dict):
-        raise ConfigError(f"{file}: expected a JSON object, got {type(data).__name__}")
-    return data
+        raise ConfigError(f"{path}: {error}") from None
+    if not inner:
+        return data
+    shared = {*cls.model_fields, *cls.expected, "dflash_config", "rope_parameters"}
+    return {name: value for name, value in data.items() if name in shared} | inner
 
 
-def _validated(cls: type[C], data: dict[str, Any], path: Path) -> C:
+def _architectures(data: dict[str, Any]) -> str:
+    return f"architectures = {fields.shown(data.get('architectures'))}"
+
+
+def validated(cls: type[C], data: dict[str, Any], path: Path) -> C:
+    """Make a ``cls`` of ``data``, read from ``path``; ConfigError, one line, naming the first field at fault."""
     try:
         return cls.model_validate(data)
     except ValidationError as error:
         first, *rest = error.errors(include_url=False)
-        where = ".".join(str(part) for part in first["loc"])
+        name, *inner = first["loc"] or ("",)
+        where = ".".join(str(part) for part in (name, *inner) if part == name or isinstance(part, int))
         more = f" (and {len(rest)} more)" if rest else ""
         message = first["msg"].removeprefix("Value error, ")
-        raise ConfigError(f"{path}: {where + ': ' if where else ''}{message}{more}") from None
+        got = "" if first["type"] in ("missing", "value_error") else f", got {fields.shown(first['input'])}"
+        raise ConfigError(f"{path}: {where + ': ' if where else ''}{message}{got}{more}") from None

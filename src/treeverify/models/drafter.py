@@ -38,8 +38,10 @@ class Drafter:
         self, config: DrafterConfig, tensors: dict[str, torch.Tensor], target: Target, *, source: object = "drafter"
     ) -> None:
         """Check ``tensors`` against ``config`` and ``config`` against ``target`` (ConfigError, WeightsError)."""
+        config.check_computed(source)
         config.check_against(target.config)
-        weights.check(tensors, layout.drafter_shapes(config), source)
+        tensors = layout.renamed(tensors, "model.", source)
+        weights.check(tensors, layout.drafter_shapes(config), layout.drafter_unused(config, tensors), source)
         self.config, self._target = config, target
         self.depth, self.feature_layers = config.depth, config.target_layer_ids
         device, dtype = target.device, target.dtype

@@ -5,8 +5,15 @@ Sources: Hugging Face ``DeepseekV3ForCausalLM`` and SGLang's ``DFlashDraftModel`
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import torch
+
+from treeverify.errors import WeightsError
 from treeverify.models.config import DrafterConfig, TargetConfig
 from treeverify.models.weights import Shape
+
+_ROPE_TABLE = "rotary_emb.inv_freq"
 
 
 def target_shapes(config: TargetConfig) -> dict[str, Shape]:
@@ -52,6 +59,46 @@ def drafter_shapes(config: DrafterConfig) -> dict[str, Shape]:
             prefix + "self_attn.k_norm.weight": (dim,),
         } | _mlp_shapes(prefix + "mlp.", hidden, config.intermediate_size)
     return shapes
+
+
+def renamed(tensors: dict[str, torch.Tensor], prefix: str, source: object) -> dict[str, torch.Tensor]:
+    """``tensors`` without ``prefix``, at the start of a name or after ``model.``; WeightsError if two become one.
+
+    A model of text and images keeps its language model under ``language_model.``, as SGLang reads it too.
+    """
+    names = {name: name.removeprefix(prefix) for name in tensors}
+    names |= {
+        name: "model." + name.removeprefix("model." + prefix) for name in tensors if name.startswith("model." + prefix)
+    }
+    if len(set(names.values())) < len(names):
+        twice = next(name for name, plain in names.items() if plain != name and plain in tensors)
+        raise WeightsError(f"{source}: {twice}: the checkpoint holds {names[twice]} too")
+    return {names[name]: tensor for name, tensor in tensors.items()}
+
+
+def target_unused(config: TargetConfig, names: Iterable[str]) -> list[str]:
+    """Tensors of layers, embedding, norm and head that ``target_shapes`` does not know, as sorted names.
+
+    Layers of multi-token prediction, stored rope tables and a tied head's copy are not among them.
+    """
+    names = sorted(names)
+    known = {*target_shapes(config), "lm_head.weight" if config.tie_word_embeddings else ""}
+    parts = ("model.layers.", "model.embed_tokens.", "model.norm.", "lm_head.")
+    extra = tuple(name.removesuffix("eh_proj.weight") for name in names if name.endswith(".eh_proj.weight"))
+    return [
+        name
+        for name in names
+        if name.startswith(parts)
+        and name not in known
+        and not name.startswith(extra)
+        and not name.endswith(_ROPE_TABLE)
+    ]
+
+
+def drafter_unused(config: DrafterConfig, names: Iterable[str]) -> list[str]:
+    """Tensors that ``drafter_shapes`` does not know, but copies of the target's embedding and head, and rope tables."""
+    known = {*drafter_shapes(config), "embed_tokens.weight", "lm_head.weight"}
+    return [name for name in names if name not in known and not name.endswith(_ROPE_TABLE)]
 
 
 def _attention_shapes(config: TargetConfig, prefix: str) -> dict[str, Shape]:

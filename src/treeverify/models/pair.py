@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 from treeverify.errors import WeightsError
+from treeverify.models.config import TargetConfig
 from treeverify.models.drafter import Drafter
 from treeverify.models.packaged import assets
 from treeverify.models.target import Target
@@ -27,14 +28,25 @@ def load_pair(
 ) -> Pair:
     """Load ``path/target``, ``path/drafter`` and ``path[/target]/tokenizer.json``; None: the packaged model.
 
+    ``tokenizer_config.json`` is obeyed where there is one, and its end-of-text token is one of the target's.
     Raises ConfigError or WeightsError, one line each.
     """
     root = assets() if path is None else Path(path)
     for part in ("target", "drafter"):
         if not (root / part).is_dir():
             raise WeightsError(f"{root}: expected a folder with target/ and drafter/, {part}/ is missing")
-    target = Target.load(root / "target", dtype=dtype, device=device)
-    drafter = Drafter.load(root / "drafter", target)
-    files = [file for file in (root / "tokenizer.json", root / "target" / "tokenizer.json") if file.exists()]
-    tokenizer = Tokenizer.load(files[0], target.config.bos_token_id) if files else None
-    return Pair(target, drafter, tokenizer)
+    config = TargetConfig.load(root / "target")
+    tokenizer = _tokenizer(root, config.bos_token_id)
+    if tokenizer is not None and tokenizer.eos is not None:
+        config = config.with_eos((tokenizer.eos,), f"{root}: tokenizer_config.json")
+    target = Target.load(root / "target", config, dtype=dtype, device=device)
+    return Pair(target, Drafter.load(root / "drafter", target), tokenizer)
+
+
+def _tokenizer(root: Path, bos: int | None) -> Tokenizer | None:
+    """The tokenizer in ``root`` or ``root/target``, with its settings from either; None if there is none."""
+    file, settings = (
+        next((folder / name for folder in (root, root / "target") if (folder / name).exists()), None)
+        for name in ("tokenizer.json", "tokenizer_config.json")
+    )
+    return None if file is None else Tokenizer.load(file, bos, settings)

@@ -14,7 +14,6 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from treeverify.errors import ConfigError
 from treeverify.models import layout, rotary, weights
 from treeverify.models.config import TargetConfig
 
@@ -61,8 +60,9 @@ class Target:
         source: object = "target",
     ) -> None:
         """Check ``tensors`` against ``config`` (WeightsError, ConfigError) and prepare them."""
-        _check_supported(config, source)
-        weights.check(tensors, layout.target_shapes(config), source)
+        config.check_computed(source)
+        tensors = layout.renamed(tensors, "language_model.", source)
+        weights.check(tensors, layout.target_shapes(config), layout.target_unused(config, tensors), source)
         self.config, self.dtype, self.device = config, dtype, torch.device(device)
         self.scale = (config.qk_nope_head_dim + config.qk_rope_head_dim) ** -0.5
         at = _Reader(tensors, dtype, self.device)
@@ -73,9 +73,19 @@ class Target:
         self._turns = rotary.unit_circle(config.context, config.qk_rope_head_dim, config.rope_theta, self.device)
 
     @classmethod
-    def load(cls, path: Path, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Target:
-        """Read ``path/config.json`` and its safetensors; ConfigError or WeightsError, one line each."""
-        return cls(TargetConfig.load(path), weights.load(path), dtype=dtype, device=device, source=path)
+    def load(
+        cls,
+        path: Path,
+        config: TargetConfig | None = None,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> Target:
+        """Read the checkpoint folder ``path``, or only its weights where ``config`` was read from it before.
+
+        ConfigError or WeightsError, one line each.
+        """
+        return cls(config or TargetConfig.load(path), weights.load(path), dtype=dtype, device=device, source=path)
 
     @property
     def vocab_size(self) -> int:
@@ -184,18 +194,6 @@ class _Reader:
 
     def __call__(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
         return self._tensors[name].to(device=self._device, dtype=dtype or self._dtype)
-
-
-def _check_supported(config: TargetConfig, source: object) -> None:
-    """ConfigError for what this forward does not compute, rather than computing something else."""
-    refusals = {
-        "rope_scaling": (config.rope_scaling, None),
-        "n_group": (config.n_group, 1),
-        "scoring_func": (config.scoring_func, "sigmoid"),
-    }
-    for name, (got, expected) in refusals.items():
-        if got != expected:
-            raise ConfigError(f"{source}: {name}: expected {expected}, got {got}")
 
 
 def _layer(config: TargetConfig, at: _Reader, index: int) -> _Layer:

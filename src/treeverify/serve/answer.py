@@ -1,35 +1,51 @@
-"""A result of the engine in the form of SGLang's answer to ``/generate``."""
+"""Results of the engine in the form of SGLang's answers to ``/generate``, in one piece or streamed."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from treeverify.engine.request import FinishReason, Result, TokenLogprob
 
 
-def answer(result: Result, text: str | None, prompt_tokens: int, rid: str, seconds: float) -> dict[str, Any]:
-    """Text, token ids, and ``meta_info``. ``text`` is None where the server has no tokenizer."""
-    steps = result.acceptance_lengths
+@dataclass(frozen=True)
+class Asked:
+    """What an answer says of its request."""
+
+    rid: str
+    prompt_tokens: int
+
+
+def piece(asked: Asked, tokens: Sequence[int], logprobs: Sequence[TokenLogprob], text: str | None) -> dict[str, Any]:
+    """All that a request has so far; ``text`` is None where the server has no tokenizer."""
     meta: dict[str, Any] = {
-        "id": rid,
-        "finish_reason": _finish(result),
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": len(result.tokens),
+        "id": asked.rid,
+        "finish_reason": None,
+        "prompt_tokens": asked.prompt_tokens,
+        "completion_tokens": len(tokens),
         "cached_tokens": 0,
-        "e2e_latency": seconds,
     }
+    if logprobs:
+        meta["input_token_logprobs"] = []
+        meta["output_token_logprobs"] = [[entry.logprob, entry.token, None] for entry in logprobs]
+        if logprobs[0].top:
+            meta["output_top_logprobs"] = [_top(entry) for entry in logprobs]
+    return {"text": text, "output_ids": list(tokens), "meta_info": meta}
+
+
+def answer(asked: Asked, result: Result, text: str | None, seconds: float) -> dict[str, Any]:
+    """The whole answer: as ``piece``, with why it ended and what its steps did."""
+    found = piece(asked, result.tokens, result.logprobs, text)
+    meta, steps = found["meta_info"], result.acceptance_lengths
+    meta |= {"finish_reason": _finish(result), "e2e_latency": seconds}
     if steps:  # as SGLang has it: all new tokens over verify steps, prefill's token counted among them
         accepted = Counter(length - 1 for length in steps)
         meta["spec_verify_ct"] = len(steps)
         meta["spec_accept_length"] = len(result.tokens) / len(steps)
         meta["spec_correct_drafts_histogram"] = [accepted[n] for n in range(max(accepted) + 1)]
-    if result.logprobs:
-        meta["input_token_logprobs"] = []
-        meta["output_token_logprobs"] = [[entry.logprob, entry.token, None] for entry in result.logprobs]
-        if result.logprobs[0].top:
-            meta["output_top_logprobs"] = [_top(entry) for entry in result.logprobs]
-    return {"text": text, "output_ids": result.tokens, "meta_info": meta}
+    return found
 
 
 def _top(entry: TokenLogprob) -> list[list[float | int | None]]:

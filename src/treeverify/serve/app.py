@@ -3,38 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from time import perf_counter
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from prometheus_client import CONTENT_TYPE_LATEST
 
 import treeverify
 from treeverify.control.wire import MODE_KEY, MODE_NUMBERS, STATE_KEY
-from treeverify.errors import ConfigError, TreeverifyError
-from treeverify.models.tokenizer import Tokenizer
-from treeverify.serve.answer import answer
-from treeverify.serve.metrics import Requests
-from treeverify.serve.protocol import GenerateRequest, SetState, refusal
-from treeverify.serve.worker import StepError, StoppedError, Worker
-
-
-@dataclass(frozen=True)
-class Served:
-    """What the routes need: the worker, the model's tokenizer and names, and how every request drafts."""
-
-    worker: Worker
-    tokenizer: Tokenizer | None
-    eos: tuple[int, ...]
-    model: str
-    draft: str
-    budget: int | None
+from treeverify.errors import ConfigError
+from treeverify.serve.body import read
+from treeverify.serve.errors import StoppedError, add_errors
+from treeverify.serve.generation import EventStream, Generation, Served, unless_gone
+from treeverify.serve.metrics import CONTENT_TYPE, Requests
+from treeverify.serve.protocol import GenerateRequest, SetState
 
 
 def build(served: Served) -> FastAPI:
@@ -47,36 +30,39 @@ def build(served: Served) -> FastAPI:
         yield
         await asyncio.to_thread(served.worker.stop)
 
-    app = FastAPI(title="treeverify", version=treeverify.__version__, lifespan=lifespan, openapi_url=None)
-    _add_errors(app, requests)
+    app = FastAPI(
+        title="treeverify",
+        version=treeverify.__version__,
+        lifespan=lifespan,
+        openapi_url=None,
+        redirect_slashes=False,
+    )
+    add_errors(app)
 
-    @app.post("/generate")
-    async def generate(body: GenerateRequest) -> JSONResponse:
+    @app.api_route("/generate", methods=["POST", "PUT"])
+    async def generate(request: Request) -> Response:
+        body = await read(request, GenerateRequest)
         body.check()
-        prompt = body.input_ids if body.input_ids is not None else _tokenizer(served).encode(body.text or "")
-        began = perf_counter()
-        result = await asyncio.wrap_future(
-            served.worker.generate(
-                prompt,
-                body.sampling_params.engine_params(served.eos),
-                draft=served.draft,
-                budget=served.budget,
-                top_logprobs=body.top_logprobs_num if body.return_logprob else None,
-            )
-        )
-        seconds = perf_counter() - began
-        requests.done(len(result.tokens), seconds)
-        text = None if served.tokenizer is None else served.tokenizer.decode(result.tokens)
-        return JSONResponse(answer(result, text, len(prompt), body.rid or uuid.uuid4().hex, seconds))
+        generation = Generation(served, requests, body, await _ids(served, body.prompt))
+        try:
+            if not body.stream:
+                return JSONResponse(await unless_gone(request, generation.whole()))
+            await unless_gone(request, generation.begun())  # a refusal has its status, since no event is sent yet
+        except BaseException:
+            generation.close()
+            raise
+        return EventStream(generation)
 
     @app.get("/health")
     async def health() -> Response:
-        return Response(status_code=200 if served.worker.alive else 503)
+        if not served.worker.alive:
+            raise StoppedError("the server is shutting down")
+        return Response()
 
     @app.get("/metrics")
     async def metrics() -> Response:
         state = await asyncio.wrap_future(served.worker.state())
-        return Response(requests.exposition(state), media_type=CONTENT_TYPE_LATEST)
+        return Response(requests.exposition(state), media_type=CONTENT_TYPE)
 
     @app.get("/server_info")
     async def server_info() -> dict[str, Any]:
@@ -88,7 +74,8 @@ def build(served: Served) -> FastAPI:
         }
 
     @app.api_route("/set_internal_state", methods=["POST", "PUT"])
-    async def set_internal_state(body: SetState) -> list[bool]:
+    async def set_internal_state(request: Request) -> list[bool]:
+        body = await read(request, SetState)
         return [await asyncio.wrap_future(served.worker.switch(_mode(body.server_args)))]
 
     return app
@@ -105,27 +92,10 @@ def _mode(server_args: dict[str, int | float]) -> Any:
     return modes[int(number)]
 
 
-def _tokenizer(served: Served) -> Tokenizer:
+async def _ids(served: Served, prompt: str | list[int]) -> list[int]:
+    """The prompt's ids; a text is cut into tokens beside the event loop, since a large one takes seconds."""
+    if not isinstance(prompt, str):
+        return prompt
     if served.tokenizer is None:
         raise ConfigError("text: this model's folder has no tokenizer.json; send input_ids")
-    return served.tokenizer
-
-
-def _add_errors(app: FastAPI, requests: Requests) -> None:
-    """Every refusal and failure as one line, ``{"error": {"message": ...}}``: 400, 500 or 503."""
-
-    @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        return _error(400, refusal(list(error.errors())))
-
-    @app.exception_handler(TreeverifyError)
-    async def refused(request: Request, error: TreeverifyError) -> JSONResponse:
-        if isinstance(error, StoppedError):
-            return _error(503, str(error))
-        if isinstance(error, StepError):
-            requests.failed()
-            return _error(500, str(error))
-        return _error(400, str(error))
-
-    def _error(status: int, message: str) -> JSONResponse:
-        return JSONResponse({"error": {"message": " ".join(message.split())}}, status_code=status)
+    return await asyncio.to_thread(served.tokenizer.encode, prompt)

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest, values
 
 from treeverify.control.metrics import Metrics
 from treeverify.control.schema import PluginState
 
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+
 
 class Requests:
-    """Counts of answered and failed requests beside the state's; used by the event loop's thread alone."""
+    """Counts of requests by how they ended, beside the state's; used by the event loop's thread alone.
+
+    This process serves alone, so its figures stay in its memory: a ``PROMETHEUS_MULTIPROC_DIR`` that it inherited is
+    the folder of another server.
+    """
 
     def __init__(self) -> None:
+        """Make every metric, in a registry of its own."""
+        values.ValueClass = values.MutexValue
         self._registry = CollectorRegistry()
         self._state = Metrics(0, self._registry)
         self._seconds = Histogram(
@@ -20,6 +28,9 @@ class Requests:
         self._tokens = Counter("treeverify_generated_tokens", "new tokens given out", registry=self._registry)
         self._failed = Counter(
             "treeverify_failed_requests", "requests that ended because a step raised", registry=self._registry
+        )
+        self._aborted = Counter(
+            "treeverify_aborted_requests", "requests that ended because their client left", registry=self._registry
         )
 
     def done(self, tokens: int, seconds: float) -> None:
@@ -30,6 +41,10 @@ class Requests:
     def failed(self) -> None:
         """Count one request that got an error instead of an answer."""
         self._failed.inc()
+
+    def aborted(self) -> None:
+        """Count one request that nobody waits for any longer."""
+        self._aborted.inc()
 
     def exposition(self, state: PluginState) -> bytes:
         """Return these counts and those of ``state`` as the text that Prometheus scrapes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import signal
 import socket
@@ -18,15 +19,19 @@ from treeverify.engine.request import DraftOptions
 from treeverify.engine.verify import Implementation, ours
 from treeverify.errors import ConfigError
 from treeverify.models.pair import load_pair
-from treeverify.serve.app import Served, build
+from treeverify.serve.app import build
 from treeverify.serve.faults import plant
+from treeverify.serve.generation import Served
 from treeverify.serve.tally import Tally
 from treeverify.serve.worker import Worker
+from treeverify.text import escaped
 
 log = logging.getLogger(__name__)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 GRACE = 10
-"""Seconds that running requests get after SIGTERM."""
+"""Seconds that running requests get after SIGTERM; they then end with status 503."""
+_LAST = 5
+"""Seconds after that in which a client has to take its answer."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +48,8 @@ class Setup:
     max_batch: int = 16
 
 
-def application(setup: Setup) -> FastAPI:
-    """The application over a freshly loaded engine; reads KDTREE_VERIFY, KDTREE_VERIFY_ALLOW and TREEVERIFY_FAULT.
+def load(setup: Setup) -> Served:
+    """A freshly loaded engine and what belongs to it; reads KDTREE_VERIFY, KDTREE_VERIFY_ALLOW and TREEVERIFY_FAULT.
 
     Raises ConfigError or WeightsError, one line each.
     """
@@ -58,23 +63,45 @@ def application(setup: Setup) -> FastAPI:
     config = EngineConfig(slots=setup.slots, max_batch=setup.max_batch, verify=mode)
     engine = Engine(target, drafter, tokenizer, config, mine=mine)
     tally = Tally(target.config.num_attention_heads, "split_kv", target.device)
-    model = "packaged" if setup.model is None else str(setup.model)
+    model = "packaged" if setup.model is None else escaped(str(setup.model))
     worker = Worker(engine, tally, allowed)
-    return build(Served(worker, tokenizer, target.eos_token_ids, model, setup.draft, setup.budget))
+    return Served(worker, tokenizer, target.eos_token_ids, model, setup.draft, setup.budget)
+
+
+def application(setup: Setup) -> FastAPI:
+    """The application over a freshly loaded engine; errors are those of ``load``."""
+    return build(load(setup))
+
+
+class Server(uvicorn.Server):
+    """uvicorn's, with requests that end after the grace: each gets an answer, where uvicorn would cancel it."""
+
+    def __init__(self, served: Served) -> None:
+        """Over ``build(served)``. A client that does not take its answer in the end is cut off."""
+        cut = GRACE + _LAST
+        super().__init__(
+            uvicorn.Config(build(served), log_level="warning", access_log=False, timeout_graceful_shutdown=cut)
+        )
+        self._worker = served.worker
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop listening, let requests run for the grace, then end them."""
+        timer = asyncio.get_running_loop().call_later(GRACE, self._worker.end)
+        await super().shutdown(sockets)
+        timer.cancel()
 
 
 def serve(setup: Setup) -> None:
     """Serve until SIGINT or SIGTERM; ConfigError, before the model is loaded, where the port cannot be had."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     with _bind(setup.host, setup.port) as listener:
-        app = application(setup)
-        place = f"http://{setup.host}:{listener.getsockname()[1]}"
-        log.info("serving %s, KDTREE_VERIFY=%s, at %s", setup.model or "the packaged model", env.verify_mode(), place)
-        config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE)
+        server = Server(load(setup))
+        url = f"http://{_place(setup.host, listener.getsockname()[1])}"
+        log.info("serving %s, KDTREE_VERIFY=%s, at %s", setup.model or "the packaged model", env.verify_mode(), url)
         # uvicorn raises the signal again once it has shut down; a stop that was asked for is not a failure
         signal.signal(signal.SIGTERM, lambda *_: None)
         signal.signal(signal.SIGINT, lambda *_: None)
-        uvicorn.Server(config).run([listener])
+        server.run([listener])
 
 
 def _mine() -> Implementation:
@@ -87,7 +114,21 @@ def _mine() -> Implementation:
 
 
 def _bind(host: str, port: int) -> socket.socket:
+    """A listening socket at a name or an address (IPv6 ones with brackets or without); ``::`` takes IPv4 as well."""
     try:
-        return socket.create_server((host, port))
-    except (OSError, OverflowError) as error:
-        raise ConfigError(f"{host}:{port}: cannot be bound: {error}") from None
+        found = socket.getaddrinfo(_bare(host), None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, *_, (address, _, *rest) = min(found, key=lambda info: info[0] != socket.AF_INET)  # a name's IPv4 first
+        dual = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+        return socket.create_server((address, port, *rest), family=family, dualstack_ipv6=dual)
+    except (OSError, OverflowError, UnicodeError) as error:
+        raise ConfigError(f"{_place(host, port)}: cannot be bound: {error}") from None
+
+
+def _bare(host: str) -> str:
+    return host[1:-1] if host.startswith("[") and host.endswith("]") else host
+
+
+def _place(host: str, port: int) -> str:
+    """``HOST:PORT`` as a URL has it."""
+    bare = _bare(host)
+    return f"[{bare}]:{port}" if ":" in bare else f"{bare}:{port}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -15,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 from tests.integrations.sglang import ddtree_scenarios as fixed
 from tests.integrations.sglang.ddtree_scenarios import CHUNK, NEW, PROMPTS, texts, tree
 from tests.integrations.sglang.ddtree_scheduler import Server
+from tests.integrations.sglang.processes import say
 
 SCHEDULE = (17, 5, 1, 9, 5, 17, 9)
 """Widths of steps, one after the other; 1 is a run of plain steps."""
@@ -128,5 +128,4 @@ def _counts() -> dict[str, int]:
 SCENARIOS: dict[str, Callable[[Path], dict[str, Any]]] = {run.__name__: run for run in (planted, ahead, oldest)}
 
 if __name__ == "__main__":
-    outcome = SCENARIOS[sys.argv[1]](Path(sys.argv[2]))
-    print("OUTCOME", json.dumps(outcome), flush=True)
+    say(SCENARIOS[sys.argv[1]](Path(sys.argv[2])))

@@ -7,7 +7,6 @@ one, although on a CPU its reference runs in its place.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from tests.integrations.sglang.ddtree_scenarios import PROMPTS, texts, tree
 from tests.integrations.sglang.ddtree_scheduler import Server
+from tests.integrations.sglang.processes import say
 
 STAGES = ("draft", "verify", "accept", "commit", "rest")
 KINDS = ("kernels", "operators", "views", "sglang")
@@ -123,4 +123,4 @@ def main(folder: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print("OUTCOME", json.dumps(main(Path(sys.argv[1]))), flush=True)
+    say(main(Path(sys.argv[1])))

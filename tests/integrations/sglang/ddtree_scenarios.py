@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from tests.integrations.sglang.ddtree_pair import BLOCK, VOCAB
 from tests.integrations.sglang.ddtree_scheduler import Server
+from tests.integrations.sglang.processes import say
 
 WIDTH, NEW, CHUNK, CONTEXT = 17, 14, 8, 40
 PROMPTS = [[(7 * i * i + 3 * j + j * j * i + i) % (VOCAB - 1) for j in range(6 + 5 * i)] for i in range(3)]
@@ -34,6 +34,18 @@ def texts(server: Server, prompts: list[list[int]], tokens: int = NEW, **samplin
     return [list(request.output_ids)[: request.finished_len] for request in requests]
 
 
+def acceptance(server: Server) -> dict[str, Any]:
+    """What the worker has counted, and beside it what all requests so far were given after prefill, in how many steps.
+
+    A request that was taken back and prefilled again has got a token in that prefill too.
+    """
+    given = [
+        len(request.output_ids[: request.finished_len]) - 1 - request.retraction_count for request in server.requests
+    ]
+    steps = sum(request.spec_verify_ct for request in server.requests)
+    return server.scheduler.draft_worker.steps.metrics.report() | {"given": sum(given), "request verify steps": steps}
+
+
 def plain(folder: Path) -> dict[str, Any]:
     """Texts without speculation, of the prompts and of what the tree scenarios make of them."""
     server = Server(folder / "target")
@@ -47,7 +59,7 @@ def served(folder: Path) -> dict[str, Any]:
     server = tree(folder, chunked_prefill_size=CHUNK)
     slots = server.free_slots()
     found: dict[str, Any] = {"together": texts(server, PROMPTS)}
-    found["accepted"] = server.scheduler.draft_worker.steps.metrics.report()
+    found["accepted"] = acceptance(server)
     found["alone"] = [texts(server, [ids])[0] for ids in PROMPTS[:2]]
     text = found["together"][2]
     request = server.submit(PROMPTS[2] + text[:4] + [1, 2], NEW)
@@ -58,6 +70,7 @@ def served(folder: Path) -> dict[str, Any]:
     found["stop"], found["stopped"] = stop, texts(server, PROMPTS[2:], stop_token_ids=[stop], ignore_eos=False)
     found["aborted"] = abort_one_of_two(server)
     found["retracted"] = retract(server)
+    found["in all"] = acceptance(server)
     found["slots"] = [slots, server.free_slots()]
     return found
 
@@ -124,7 +137,8 @@ def ahead(folder: Path) -> dict[str, Any]:
     requests.append(server.submit(PROMPTS[1], NEW, temperature=1.0, sampling_seed=5))
     server.run_ahead()
     found = [list(request.output_ids)[: request.finished_len] for request in requests]
-    return {"together": found[:3], "drawn": len(found[3]), "slots": [slots, server.free_slots()]}
+    counted = acceptance(server)
+    return {"together": found[:3], "drawn": len(found[3]), "slots": [slots, server.free_slots()], "accepted": counted}
 
 
 def replayed(folder: Path) -> dict[str, Any]:
@@ -186,5 +200,4 @@ SCENARIOS: dict[str, Callable[[Path], dict[str, Any]]] = {
 
 if __name__ == "__main__":
     assert BLOCK < WIDTH
-    outcome = SCENARIOS[sys.argv[1]](Path(sys.argv[2]))
-    print("OUTCOME", json.dumps(outcome), flush=True)
+    say(SCENARIOS[sys.argv[1]](Path(sys.argv[2])))

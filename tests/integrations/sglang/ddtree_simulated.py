@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from tests.integrations.sglang.ddtree_scenarios import PROMPTS, texts, tree
+from tests.integrations.sglang.processes import say
 
 NEW = 40
 
@@ -38,4 +38,4 @@ def main(folder: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print("OUTCOME", json.dumps(main(Path(sys.argv[1]))), flush=True)
+    say(main(Path(sys.argv[1])))

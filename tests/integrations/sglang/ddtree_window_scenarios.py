@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +23,7 @@ from tests.integrations.sglang.ddtree_scenarios import (
     tree,
 )
 from tests.integrations.sglang.ddtree_scheduler import Server
+from tests.integrations.sglang.processes import say
 
 WINDOW, SEVERAL = 8, 4
 
@@ -128,5 +128,4 @@ SCENARIOS: dict[str, Callable[[Path], dict[str, Any]]] = {
 }
 
 if __name__ == "__main__":
-    outcome = SCENARIOS[sys.argv[1]](Path(sys.argv[2]))
-    print("OUTCOME", json.dumps(outcome), flush=True)
+    say(SCENARIOS[sys.argv[1]](Path(sys.argv[2])))

@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from processes import say
+
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [100, 101, 102]]
 TOKENS = 12
 GREEDY = {"temperature": 0, "max_new_tokens": TOKENS, "ignore_eos": True}
@@ -90,7 +92,7 @@ def main() -> None:
     run.switch(1)
     found["broken_validate"], _ = run.tokens()
     found["broken_state"] = run.state()
-    print("RESULT " + json.dumps(found), flush=True)
+    say(found)
     run.engine.shutdown()
 
 

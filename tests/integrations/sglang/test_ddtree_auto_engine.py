@@ -5,20 +5,17 @@ Each scenario is a process of its own (SGLang keeps globals); two at a time.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.sglang, pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 pytest.importorskip("sglang", reason="real SGLang: make test-sglang")
 
 from tests.integrations.sglang import ddtree_auto_scenarios, ddtree_pair, ddtree_scenarios  # noqa: E402
+from tests.integrations.sglang.processes import OLDEST, outcome  # noqa: E402
 
 NEW, PROMPTS = ddtree_scenarios.NEW, ddtree_scenarios.PROMPTS
 MODES = {"ahead": "validate", "oldest": "on"}
@@ -26,25 +23,12 @@ HEADS = ddtree_pair.TARGET["num_attention_heads"]
 
 
 def play(name: str, folder: Path) -> dict[str, Any]:
-    plain = name == "plain"
-    environment = os.environ | {
-        "KDTREE_VERIFY": MODES.get(name, "off"),
-        "TREEVERIFY_CACHE": str(folder / "cache"),
-        "TRITON_INTERPRET": "1",
-        "OMP_NUM_THREADS": "1",
-    }
-    if not plain:
-        environment["KDTREE_BUDGET"] = "auto"
+    environment = {"KDTREE_VERIFY": MODES.get(name, "off"), "TREEVERIFY_CACHE": str(folder / "cache")}
+    if name == "plain":
+        return outcome(ddtree_scenarios.__file__, name, folder, **environment)
     if name == "oldest":
-        environment["PYTHONPATH"] = str(Path(sys.prefix) / "sglang-0.5.17")
-    script = ddtree_scenarios.__file__ if plain else ddtree_auto_scenarios.__file__
-    command = [sys.executable, script, name, str(folder)]
-    run = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=1400)
-    lines = [line for line in run.stdout.splitlines() if line.startswith("OUTCOME ")]
-    assert run.returncode == 0, run.stderr[-6000:]
-    assert len(lines) == 1, run.stderr[-6000:]
-    outcome: dict[str, Any] = json.loads(lines[0].removeprefix("OUTCOME "))
-    return outcome
+        environment["PYTHONPATH"] = str(OLDEST)
+    return outcome(ddtree_auto_scenarios.__file__, name, folder, KDTREE_BUDGET="auto", **environment)
 
 
 @pytest.fixture(scope="module")
@@ -148,6 +132,6 @@ def test_steps_that_measure_costs_are_not_counted(outcomes: dict[str, Future[dic
 
 def test_costs_are_kept(outcomes: dict[str, Future[dict[str, Any]]], folder: Path) -> None:
     """One file for each mode and version; a second server of the same kind reads it."""
-    for outcome in outcomes.values():
-        outcome.result()
+    for running in outcomes.values():
+        running.result()
     assert len(list((folder / "cache" / "costs").glob("*.json"))) == len(ddtree_auto_scenarios.SCENARIOS)

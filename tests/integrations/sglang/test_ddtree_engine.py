@@ -5,36 +5,26 @@ Each scenario is a process of its own (SGLang keeps globals); two at a time. Gre
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.sglang, pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 pytest.importorskip("sglang", reason="real SGLang: make test-sglang")
 
 from tests.integrations.sglang import ddtree_pair, ddtree_scenarios  # noqa: E402
+from tests.integrations.sglang.processes import OLDEST, outcome  # noqa: E402
 
 NEW, WIDTH = ddtree_scenarios.NEW, ddtree_scenarios.WIDTH
 
 
 def play(name: str, folder: Path) -> dict[str, Any]:
-    mode = "on" if name in ("sampled", "oldest", "ahead") else "off"
-    environment = os.environ | {"KDTREE_VERIFY": mode, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    environment = {"KDTREE_VERIFY": "on" if name in ("sampled", "oldest", "ahead") else "off"}
     if name == "oldest":
-        environment["PYTHONPATH"] = str(Path(sys.prefix) / "sglang-0.5.17")
-    command = [sys.executable, ddtree_scenarios.__file__, name, str(folder)]
-    run = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=1400)
-    lines = [line for line in run.stdout.splitlines() if line.startswith("OUTCOME ")]
-    assert run.returncode == 0, run.stderr[-6000:]
-    assert len(lines) == 1, run.stderr[-6000:]
-    outcome: dict[str, Any] = json.loads(lines[0].removeprefix("OUTCOME "))
-    return outcome
+        environment["PYTHONPATH"] = str(OLDEST)
+    return outcome(ddtree_scenarios.__file__, name, folder, **environment)
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +73,9 @@ def test_overlap_scheduling(plain: dict[str, Any], outcomes: dict[str, Future[di
     assert ahead["together"] == plain["texts"]
     assert ahead["drawn"] == NEW
     assert ahead["slots"][0] == ahead["slots"][1]
+    check_accounts(ahead["accepted"], given=4 * (NEW - 1))
+    steps = sum(ahead["accepted"]["acceptance_lengths"].values())
+    assert steps < ahead["accepted"]["request_steps"], "no request ran a step beyond its end: nothing was tested"
 
 
 def test_the_end_of_a_step_in_buffers_of_larger_batches(
@@ -106,6 +99,21 @@ def test_the_end_of_the_context(outcomes: dict[str, Future[dict[str, Any]]]) -> 
         ddtree_scenarios.CONTEXT - 2 - len(ids) for ids in ddtree_scenarios.PROMPTS
     ]
     assert brim["slots"][0] == brim["slots"][1]
+
+
+def check_accounts(counted: dict[str, Any], given: int | None = None) -> None:
+    """Acceptance counts the tokens that texts hold, prefill's first ones aside, and the steps of live requests."""
+    lengths = {int(length): count for length, count in counted["acceptance_lengths"].items()}
+    tokens, steps = sum(length * count for length, count in lengths.items()), sum(lengths.values())
+    assert (tokens, steps) == (counted["given"], counted["request verify steps"])
+    assert counted["acceptance_length"] == tokens / steps
+    assert given in (None, tokens)
+
+
+def test_acceptance_counts_what_was_given_out(served: dict[str, Any]) -> None:
+    """Three texts that end at their limit, some inside a path; then all the others, stopped and aborted ones."""
+    check_accounts(served["accepted"], given=3 * (NEW - 1))
+    check_accounts(served["in all"])
 
 
 def test_trees_were_accepted(served: dict[str, Any]) -> None:

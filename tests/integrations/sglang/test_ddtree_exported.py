@@ -28,7 +28,7 @@ def counted(choices: Any = None) -> Metrics:
     """Two requests: a drafted step of 5 nodes that accepts 2 and 0 drafts, and four plain ones."""
     metrics = Metrics(9, 8, choices)
     metrics.step(2, 5)
-    metrics.accept([2, 0])
+    metrics.accept([3, 1])
     metrics.step(2, 1, 4)
     metrics.seconds["draft"] = 0.25
     return metrics

@@ -20,6 +20,7 @@ from sglang.srt.model_executor.runner import base_runner  # noqa: E402
 from sglang.srt.model_executor.runner.decode_cuda_graph_runner import DecodeCudaGraphRunner  # noqa: E402
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm  # noqa: E402
 from tests.integrations.sglang import live_stub as live  # noqa: E402
+from tests.integrations.sglang.processes import OLDEST  # noqa: E402
 
 from treeverify.errors import ConfigError  # noqa: E402
 from treeverify.integrations.sglang.ddtree import algorithm, compat, hooks, plugin  # noqa: E402
@@ -39,8 +40,7 @@ print(found.is_dflash(), found.need_topk(), found.supports_grammar_overlap(), fo
 
 @pytest.mark.parametrize("version", ["0.5.23", "0.5.17"])
 def test_names_and_signatures(version: str) -> None:
-    folder = Path(sys.prefix) / f"sglang-{version}"
-    path = {} if version == "0.5.23" else {"PYTHONPATH": str(folder)}
+    path = {} if version == "0.5.23" else {"PYTHONPATH": str(OLDEST)}
     run = subprocess.run(
         [sys.executable, "-c", NAMES], capture_output=True, text=True, env=os.environ | path, check=False
     )

@@ -70,6 +70,19 @@ def test_all_refusals_come_at_once_and_nothing_is_changed() -> None:
     assert given.max_running_requests is None
 
 
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_a_build_for_hip_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    monkeypatch.setattr(torch.version, "hip", "7.0.51831")
+    given = arguments(max_running_requests=None, speculative_eagle_topk=None)
+    with pytest.raises(
+        ConfigError, match=r"DDTREE does not serve: torch is a build for HIP \(ROCm 7.0.51831\): .*mask"
+    ):
+        algorithm.fill(given, BLOCK, device)
+    assert (given.max_running_requests, given.speculative_eagle_topk) == (None, None)
+    with pytest.raises(ConfigError, match=r"page_size is 64.*HIP"):
+        algorithm.fill(arguments(page_size=64), BLOCK, device)
+
+
 def request(**changes: Any) -> SimpleNamespace:
     names = {rule.field: rule.allowed[0] for rule in algorithm._SAMPLING}
     sampling = names | {name: value for name, value in changes.items() if name in names}
@@ -127,7 +140,7 @@ def test_counters() -> None:
     metrics.step(2, 17)
     begin = time.perf_counter()
     metrics.spent("verify", metrics.spent("draft", begin - 2) - 3)
-    metrics.accept([0, 4])
+    metrics.accept([1, 5])
     report = metrics.report()
     assert (report["steps"], report["request_steps"], report["nodes"]) == (1, 2, 34)
     assert report["acceptance_length"] == 3.0

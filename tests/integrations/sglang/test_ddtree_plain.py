@@ -40,7 +40,7 @@ class Toy:
         self.steps = object.__new__(worker.Steps)
         self.steps._block, self.steps._width, self.steps._windows = BLOCK, WIDTH, {}
         self.steps.auto, self.steps._simulated = None, None
-        self.steps.metrics, self.steps.after = Metrics(WIDTH, BLOCK), lambda: None
+        self.steps.metrics = Metrics(WIDTH, BLOCK)
         self.steps._roots, self.steps._chains = Roots(torch.device("cpu")), Chains(BLOCK, "cpu")
         self.steps._mask = torch.empty(0, dtype=torch.bool)
         self.steps._features = Features(self.append)
@@ -201,13 +201,14 @@ class Learned:
     def report(self) -> None: ...
 
 
-@pytest.mark.parametrize(("run", "counts"), [(True, {}), (False, {"4": 2})])
+@pytest.mark.parametrize(("run", "counts"), [(True, {}), (False, {"2": 1, "4": 1})])
 def test_tokens_of_a_run_are_not_counted_as_accepted_drafts(
     monkeypatch: pytest.MonkeyPatch, run: bool, counts: dict[str, int]
 ) -> None:
     steps = Toy(monkeypatch).steps
     steps.auto = Learned(run)  # type: ignore[assignment]
     steps.verified([3, 3])
+    steps.metrics.accept([4, 2])  # the second text ended inside its path
     assert steps.metrics.report()["acceptance_lengths"] == counts
 
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from tests.integrations.sglang import processes
 
 from treeverify.errors import ConfigError
 from treeverify.integrations.sglang.ddtree import simulated
@@ -137,22 +134,11 @@ def play(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, An
     folder = tmp_path_factory.mktemp("pair")
     ddtree_pair.write(folder)
 
-    def run(length: float, path: Path | None = None) -> dict[str, Any]:
+    def run(length: float, **environment: str) -> dict[str, Any]:
         mode = {"SGLANG_SIMULATE_ACC_LEN": str(length), "SGLANG_SIMULATE_ACC_TOKEN_MODE": "real-draft-token"}
-        ours = {"KDTREE_VERIFY": "on", "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-        where = {} if path is None else {"PYTHONPATH": str(path)}
-        done = subprocess.run(
-            [sys.executable, ddtree_simulated.__file__, str(folder)],
-            capture_output=True,
-            text=True,
-            env=os.environ | mode | ours | where,
-            check=False,
-            timeout=900,
-        )
-        assert done.returncode == 0, done.stderr[-6000:]
+        done = processes.run(ddtree_simulated.__file__, folder, KDTREE_VERIFY="on", **mode, **environment)
         assert "SIMULATED ACCEPTANCE" in done.stderr + done.stdout
-        found: dict[str, Any] = json.loads(done.stdout.split("OUTCOME ")[-1])
-        return found
+        return processes.said(done)
 
     return run
 
@@ -160,11 +146,10 @@ def play(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, An
 @needs_sglang
 @pytest.mark.sglang
 @pytest.mark.slow
-@pytest.mark.timeout(1000)
 @pytest.mark.parametrize("version", ["0.5.23", "0.5.17"])
 def test_a_server_commits_what_is_drawn(play: Callable[..., dict[str, Any]], version: str) -> None:
     """Two texts at once: lengths of 2 and 3 only, rows moved, no slot lost."""
-    found = play(2.6, None if version == "0.5.23" else Path(sys.prefix) / "sglang-0.5.17")
+    found = play(2.6, **({} if version == "0.5.23" else {"PYTHONPATH": str(processes.OLDEST)}))
     assert found["version"] == version
     assert found["report"]["simulated_acceptance"] == 2.6
     assert set(found["report"]["acceptance_lengths"]) == {"2", "3"}

@@ -5,20 +5,17 @@ What is drafted must be what DFLASH's own step drafts with that window, and text
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.sglang, pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 pytest.importorskip("sglang", reason="real SGLang: make test-sglang")
 
 from tests.integrations.sglang import ddtree_pair, ddtree_window_scenarios  # noqa: E402
+from tests.integrations.sglang.processes import OLDEST, outcome  # noqa: E402
 
 PLAYS = ("plain", "chain", "whole", "windowed", "windowed-oldest", "kernel")
 WINDOWED = ("windowed", "windowed-oldest", "kernel")
@@ -26,17 +23,10 @@ WINDOWED = ("windowed", "windowed-oldest", "kernel")
 
 def play(name: str, folder: Path) -> dict[str, Any]:
     scenario, *version = name.split("-")
-    mode = "on" if name == "kernel" else "off"
-    environment = os.environ | {"KDTREE_VERIFY": mode, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    environment = {"KDTREE_VERIFY": "on" if name == "kernel" else "off"}
     if version:
-        environment["PYTHONPATH"] = str(Path(sys.prefix) / "sglang-0.5.17")
-    command = [sys.executable, ddtree_window_scenarios.__file__, scenario, str(folder)]
-    run = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=1400)
-    lines = [line for line in run.stdout.splitlines() if line.startswith("OUTCOME ")]
-    assert run.returncode == 0, run.stderr[-6000:]
-    assert len(lines) == 1, run.stderr[-6000:]
-    outcome: dict[str, Any] = json.loads(lines[0].removeprefix("OUTCOME "))
-    return outcome
+        environment["PYTHONPATH"] = str(OLDEST)
+    return outcome(ddtree_window_scenarios.__file__, scenario, folder, **environment)
 
 
 @pytest.fixture(scope="module")

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 pytest.importorskip("sglang", reason="real SGLang: make test-sglang")
 
 from safetensors.torch import save_file  # noqa: E402
+from tests.integrations.sglang.processes import HERE, outcome, with_plugin  # noqa: E402
 
 from treeverify.control.schema import PluginState  # noqa: E402
 
-HERE = Path(__file__).parent
 CONFIG = {
     "architectures": ["DeepseekV3ForCausalLM"],
     "model_type": "deepseek_v3",
@@ -101,35 +98,21 @@ def make_model(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(CONFIG))
 
 
-def install_plugin(folder: Path) -> None:
-    """What pip would write for the entry point of the algorithm to be found."""
-    made = folder / "engine_plugin-0.dist-info"
-    made.mkdir(parents=True)
-    (made / "METADATA").write_text("Metadata-Version: 2.1\nName: engine-plugin\nVersion: 0\n")
-    (made / "entry_points.txt").write_text("[sglang.srt.plugins]\nengine_plugin = engine_plugin:register\n")
-
-
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("engine")
     make_model(folder)
-    install_plugin(folder / "site")
     (folder / "oracle.json").write_text("[]")
-    environment = os.environ | {
-        "TRITON_INTERPRET": "1",
-        "PYTHONPATH": f"{folder / 'site'}:{HERE}",
-        "SGLANG_PLUGINS": "treeverify,engine_plugin",
-        "ORACLE_FILE": str(folder / "oracle.json"),
-        "BREAK_FILE": str(folder / "break"),
-        "KDTREE_VERIFY": "off",
-        "KDTREE_VERIFY_ALLOW": "off,validate,on",
-    }
-    command = [sys.executable, str(HERE / "engine_run.py"), str(folder)]
-    run = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=550)
-    lines = [line for line in run.stdout.splitlines() if line.startswith("RESULT ")]
-    assert lines, run.stdout[-3000:] + run.stderr[-3000:]
-    found: dict[str, Any] = json.loads(lines[0].removeprefix("RESULT "))
-    return found
+    return outcome(
+        str(HERE / "engine_run.py"),
+        folder,
+        PYTHONPATH=with_plugin(folder / "site", "engine_plugin"),
+        SGLANG_PLUGINS="treeverify,engine_plugin",
+        ORACLE_FILE=str(folder / "oracle.json"),
+        BREAK_FILE=str(folder / "break"),
+        KDTREE_VERIFY="off",
+        KDTREE_VERIFY_ALLOW="off,validate,on",
+    )
 
 
 def test_each_mode_gives_the_tokens_of_off_after_a_live_switch(played: dict[str, Any]) -> None:

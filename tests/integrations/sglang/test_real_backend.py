@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +21,7 @@ pytest.importorskip("sglang", reason="real SGLang: make test-sglang")
 import live_stub as live  # noqa: E402
 from sglang.srt.configs.model_config import AttentionArch  # noqa: E402
 from sglang.srt.layers.attention import attention_registry, triton_backend  # noqa: E402
+from tests.integrations.sglang.processes import OLDEST  # noqa: E402
 
 from treeverify.control.schema import PluginState  # noqa: E402
 from treeverify.env import VerifyMode  # noqa: E402
@@ -64,15 +64,14 @@ def test_every_name_and_signature_is_as_expected() -> None:
 
 
 def test_every_name_and_signature_is_as_expected_in_0_5_17() -> None:
-    oldest = Path(sys.prefix) / "sglang-0.5.17"
-    assert oldest.is_dir(), "scripts/sglang_cpu_env.sh installs it there"
+    assert OLDEST.is_dir(), "scripts/sglang_cpu_env.sh installs it there"
     code = """
 from treeverify.integrations.sglang import compat, hooks, plugin, probe
 plugin.activate(); compat.check()
 hooks.install(hooks.Providers(probe.rank, probe.server, plugin.create_draft, probe.step))
 compat.check(); print(compat.version())
 """
-    environment = os.environ | {"PYTHONPATH": str(oldest)}
+    environment = os.environ | {"PYTHONPATH": str(OLDEST)}
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
     assert (run.returncode, run.stdout.splitlines()[-1:]) == (0, ["0.5.17"]), run.stderr
 

@@ -9,19 +9,24 @@ replaces its functions; what both touch is listed here.
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
+from packaging.version import InvalidVersion, Version
 
+from treeverify.env import untested_sglang
 from treeverify.integrations.sglang.calls import WRITE_LOC, layer_option
 from treeverify.integrations.sglang.names import check_assigned, check_parameters, find, mismatch, read, version
 from treeverify.ops.tree_attention.contract import CUDA_LIMITS, LATENT, ROPE, ROW
 
 BACKEND = "treeverify"
 CLASS_NAME = "TreeverifyAttnBackend"
-OLDEST, NEWEST = (0, 5, 17), (0, 5, 23)
+OLDEST, NEWEST = "0.5.17", "0.5.23"
+"""The first and the last release of SGLang that were tested."""
+logger = logging.getLogger(__name__)
 
 _REGISTRY = "sglang.srt.layers.attention.attention_registry"
 _TRITON = "sglang.srt.layers.attention.triton_backend"
@@ -81,16 +86,34 @@ class Facts(NamedTuple):
     """One more than the largest layer number of this rank."""
 
 
+def check_version() -> None:
+    """Check that SGLang's release was tested; raises ``ConfigError`` unless KDTREE_UNTESTED_SGLANG allows another.
+
+    A local version (``+cu129``), a pre-release or a build from a commit counts as its release.
+    """
+    found, tested, allowed = version(), f"{OLDEST} to {NEWEST}", untested_sglang()
+    try:
+        within = Version(OLDEST) <= Version(Version(found).base_version) <= Version(NEWEST)
+    except InvalidVersion:
+        within = False
+    if within:
+        return
+    if not allowed:
+        switch = "KDTREE_UNTESTED_SGLANG=allow serves it if all names and signatures are as expected"
+        raise mismatch("sglang.version", tested, f"{found}; {switch}")
+    logger.warning("treeverify: SGLang %s was not tested, %s were; served by KDTREE_UNTESTED_SGLANG", found, tested)
+
+
 def check_registration() -> None:
     """Check what the plugin needs to register; raises ``ConfigError``."""
-    _check_version()
+    check_version()
     for path in _AT_REGISTRATION:
         check_parameters(path, _PARAMETERS[path])
 
 
 def check() -> None:
     """Check every name and signature; raises ``ConfigError``."""
-    _check_version()
+    check_version()
     for path in _PARAMETERS:
         check_parameters(path, _PARAMETERS[path])
     check_assigned(SCHEDULER, "server_args tp_cpu_group attn_tp_cpu_group forward_ct")
@@ -214,10 +237,3 @@ def _layers(runner: Any) -> Iterator[Any]:
     for module in model.modules() if isinstance(model, torch.nn.Module) else ():
         if isinstance(module, kind) and (module.qk_head_dim, module.v_head_dim) == (ROW, LATENT):
             yield module
-
-
-def _check_version() -> None:
-    parts = tuple(int(part) for part in version().split(".")[:3] if part.isdigit())
-    if not OLDEST <= parts <= NEWEST:
-        oldest, newest = (".".join(map(str, bound)) for bound in (OLDEST, NEWEST))
-        raise mismatch("sglang.version", f"{oldest} to {newest}", version())

@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 from treeverify.control.wire import ERROR_KEY, MODE_KEY, STATE_KEY
 from treeverify.errors import ConfigError
 from treeverify.integrations.sglang import compat, graphs, modes
+from treeverify.integrations.sglang.additions import Failed, Stock, attempt, with_entry, wrap
 from treeverify.integrations.sglang.names import find, read
 
 logger = logging.getLogger(__name__)
-Stock = Callable[..., Any]
+_OURS = "verify"
 
 
 class Providers(NamedTuple):
@@ -37,16 +38,16 @@ def install(providers: Providers) -> None:
     """Replace SGLang's functions; a second call changes nothing."""
     dflash: Any = import_module(compat.DFLASH)
     dflash._DFLASH_VERIFY_SKIP_CUSTOM_MASK_BACKENDS |= {compat.CLASS_NAME}  # compared with type(backend).__name__
-    _wrap(find(compat.DRAFT_FACTORY), "_create_backend", lambda stock: _drafts_of_our_name(stock, providers.draft))
-    scheduler = find(compat.SCHEDULER)
-    _wrap(scheduler, "get_internal_state", lambda stock: _with_report(stock, providers))
-    _wrap(scheduler, "set_internal_state", _with_switch)
-    _wrap(scheduler, "run_batch", lambda stock: _with_step(stock, providers.step))
+    factory, scheduler = find(compat.DRAFT_FACTORY), find(compat.SCHEDULER)
+    wrap(factory, "_create_backend", _OURS, lambda stock: _drafts_of_our_name(stock, providers.draft))
+    wrap(scheduler, "get_internal_state", _OURS, lambda stock: _with_report(stock, providers))
+    wrap(scheduler, "set_internal_state", _OURS, _with_switch)
+    wrap(scheduler, "run_batch", _OURS, lambda stock: _with_step(stock, providers.step))
     full = find(compat.FULL_GRAPHS)
-    _wrap(full, "capture_one", graphs.with_modes)
-    _wrap(full, "capture_session", graphs.with_measure)
-    _wrap(full, "replay", graphs.of_current_mode)
-    _wrap(find(compat.BREAKABLE_GRAPHS), "capture_one", graphs.of_one_mode)
+    wrap(full, "capture_one", _OURS, graphs.with_modes)
+    wrap(full, "capture_session", _OURS, graphs.with_measure)
+    wrap(full, "replay", _OURS, graphs.of_current_mode)
+    wrap(find(compat.BREAKABLE_GRAPHS), "capture_one", _OURS, graphs.of_one_mode)
 
 
 def _drafts_of_our_name(stock: Stock, draft: Callable[[Any], Any]) -> Stock:
@@ -69,38 +70,20 @@ def _drafts_of_our_name(stock: Stock, draft: Callable[[Any], Any]) -> Stock:
 
 
 def _with_report(stock: Stock, providers: Providers) -> Stock:
-    def get_internal_state(scheduler: Any, recv_req: Any) -> Any:
-        answer = stock(scheduler, recv_req)
-        states = gather(scheduler, lambda number: _attempt(lambda: providers.rank(number)))
-        failures = [
-            f"rank {number}: {state.reason}" for number, state in enumerate(states) if isinstance(state, _Failed)
-        ]
-        entry = {ERROR_KEY: "; ".join(failures)} if failures else providers.server(states)
-        answer.internal_state[STATE_KEY] = entry
-        return answer
+    """The states of all ranks, or which of them failed and why: each rank sends one or the other, or all would wait."""
 
-    return get_internal_state
+    def entry(scheduler: Any) -> dict[str, object]:
+        states = gather(scheduler, lambda number: attempt(lambda: providers.rank(number)))
+        failed = [f"rank {number}: {state.reason}" for number, state in enumerate(states) if isinstance(state, Failed)]
+        return {ERROR_KEY: "; ".join(failed)} if failed else providers.server(states)
 
-
-class _Failed(NamedTuple):
-    """What a rank sends instead of its state."""
-
-    reason: str
-
-
-def _attempt(make: Callable[[], Any]) -> Any:
-    """Return ``make()``, or why it failed: neither serving nor the ranks that wait for this one must end with it."""
-    try:
-        return make()
-    except Exception as error:
-        logger.exception("treeverify: observing failed, serving goes on")
-        return _Failed(f"{type(error).__name__}: {error}")
+    return with_entry(stock, STATE_KEY, entry)
 
 
 def _with_step(stock: Stock, step: Callable[[], None]) -> Stock:
     def run_batch(*arguments: Any, **options: Any) -> Any:
         result = stock(*arguments, **options)
-        _attempt(step)
+        attempt(step)
         return result
 
     return run_batch
@@ -137,11 +120,3 @@ def gather(scheduler: Any, make: Callable[[int], Any]) -> list[Any]:
     states: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(states, make(dist.get_rank(group)), group=group)
     return states
-
-
-def _wrap(owner: Any, name: str, wrapper: Callable[[Stock], Stock]) -> None:
-    stock = getattr(owner, name)
-    if not hasattr(stock, "treeverify_stock"):
-        wrapped = wrapper(stock)
-        wrapped.treeverify_stock = stock  # type: ignore[attr-defined]
-        setattr(owner, name, wrapped)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import torch
+
 from treeverify.errors import ConfigError
 from treeverify.integrations.sglang.ddtree.ladder import ladder_of
 from treeverify.ops.tree_build.contract import MAX_BUDGET
@@ -98,6 +100,9 @@ def fill(arguments: Any, block: int, device: str) -> None:
     Raises ``ConfigError`` that lists everything refused, or for a bad ``KDTREE_BUDGET`` or ``KDTREE_LADDER``.
     """
     refused = list(_broken(arguments, _RULES))
+    if torch.version.hip is not None:  # its device is called cuda too
+        hip = "takes top-k 1, which is DDTREE's, for a chain and may leave the tree mask out"
+        refused.append(f"torch is a build for HIP (ROCm {torch.version.hip}): SGLang for it {hip}")
     if device not in ("cuda", "cpu"):
         refused.append(f"device is {device!r}: only cuda is served (and cpu, in Triton's interpreter)")
     width = arguments.speculative_num_draft_tokens

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from treeverify.integrations.sglang.compat import check_version
 from treeverify.integrations.sglang.ddtree.window import Window
 from treeverify.integrations.sglang.names import check_parameters, find, mismatch, read
 from treeverify.ops.feature_gather.contract import Gathered
@@ -32,6 +33,7 @@ RESERVE = "sglang.srt.mem_cache.allocation_sizing.get_alloc_reserve_per_decode"
 _BATCH = "sglang.srt.model_executor.forward_batch_info"
 PLAN = "sglang.srt.mem_cache.kv_loc_plan"
 _RESULT = "sglang.srt.managers.utils.GenerationBatchResult"
+RESULTS = "sglang.srt.managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor"
 
 _PARAMETERS: Mapping[str, str] = {
     f"{WORKER}.forward_batch_generation": "self batch on_publish",
@@ -45,13 +47,15 @@ _PARAMETERS: Mapping[str, str] = {
     f"{_UTILS}.validate_dflash_request": "req enable_overlap",
     f"{SCHEDULER}.validate_dflash_request": "req enable_overlap",
     f"{GRAPHS}.get_spec_info": "self num_tokens",
+    f"{RESULTS}.process_batch_result_decode": "self batch result",
     f"{POOLS}.get_req_to_token_extra_context_len": "",
     RESERVE: "",
 }
 
 
 def check() -> None:
-    """Check names and signatures; raises ``ConfigError``."""
+    """Check the version, names and signatures; raises ``ConfigError``."""
+    check_version()
     for path, parameters in _PARAMETERS.items():
         check_parameters(path, parameters)
     if find_spec(PLAN) is not None:  # 0.5.23: slots of a step are planned once, for all who write them
@@ -258,3 +262,16 @@ def most_requests() -> int:
 def result(**fields: Any) -> Any:
     """Build what the scheduler takes back from a step."""
     return _held(_RESULT)(**fields)
+
+
+def output_lengths(batch: Any) -> list[tuple[Any, int]]:
+    """Return the requests of a batch that have not ended, each with the number of tokens it has given out.
+
+    A step ahead, SGLang runs requests once more that have ended already, and takes nothing from that.
+    """
+    return [(req, len(req.output_ids)) for req in batch.reqs if not (req.finished() or req.is_retracted)]
+
+
+def given_out(before: list[tuple[Any, int]]) -> list[int]:
+    """Return how many tokens each request has given out since ``output_lengths``; what follows its end is none."""
+    return [(len(req.output_ids) if req.finished_len is None else req.finished_len) - length for req, length in before]

@@ -21,7 +21,7 @@ COUNTERS = {
     "request_steps": "Steps, times the requests of each.",
     "plain_request_steps": "Those of them that were plain steps, without a draft.",
     "nodes": "Verified nodes, the roots among them.",
-    "tokens": "Tokens that drafted steps committed.",
+    "tokens": "Tokens that drafted steps gave out.",
     "pauses": "Pauses of drafting (widths by cost).",
     "unmatched": "Outcomes that no step could be found for (widths by cost): 0, or something is wrong.",
 }

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
 from importlib import import_module
 from inspect import signature
 from typing import Any
 
-from treeverify.integrations.sglang.ddtree.compat import BASE_RUNNER, GRAPHS, INFO, POOLS, RESERVE, SCHEDULER
-from treeverify.integrations.sglang.names import find, read
+from treeverify.integrations.sglang import additions
+from treeverify.integrations.sglang.ddtree.compat import (
+    BASE_RUNNER,
+    GRAPHS,
+    INFO,
+    POOLS,
+    RESERVE,
+    RESULTS,
+    SCHEDULER,
+    given_out,
+    output_lengths,
+)
+from treeverify.integrations.sglang.names import find
 
 _REGISTRY = "sglang.srt.speculative.spec_registry"
-_MARK = "treeverify_ddtree"
+_OURS = "ddtree"
 _AS_DFLASH = (
     "is_dflash",
     "is_dflash_family",
@@ -59,29 +69,23 @@ def _answer(value: Any) -> Callable[[Any], Any]:
 
 
 def install(name: str, refuse: Callable[[Any], str | None]) -> None:
-    """Give captured graphs a tree mask and the slot table room, refuse requests that are not served; once per process.
+    """Give captured graphs a tree mask and the slot table room, refuse requests, count tokens; once per process.
 
     Called where the worker is made: before the pools.
     """
     base, scheduler = import_module(BASE_RUNNER), import_module(SCHEDULER)
-    _wrap(find(GRAPHS), "get_spec_info", lambda stock: _with_mask(stock, name))
-    _wrap(base, "create_dummy_verify_input", lambda stock: _dummy_with_mask(stock, name))
-    _wrap(import_module(POOLS), "get_req_to_token_extra_context_len", _with_reserve)
-    _wrap(scheduler, "validate_dflash_request", lambda stock: _with_refusals(stock, refuse))
+    wrap = additions.wrap
+    wrap(find(GRAPHS), "get_spec_info", _OURS, lambda stock: _with_mask(stock, name))
+    wrap(base, "create_dummy_verify_input", _OURS, lambda stock: _dummy_with_mask(stock, name))
+    wrap(import_module(POOLS), "get_req_to_token_extra_context_len", _OURS, _with_reserve)
+    wrap(scheduler, "validate_dflash_request", _OURS, lambda stock: _with_refusals(stock, refuse))
+    wrap(find(RESULTS), "process_batch_result_decode", _OURS, _with_count)
 
 
 def add_to_report(key: str, report: Callable[[], dict[str, object] | None]) -> None:
     """Add ``report()`` to the scheduler's state in the info query."""
-
-    def wrapper(stock: Callable[..., Any]) -> Callable[..., Any]:
-        def get_internal_state(scheduler: Any, recv_req: Any) -> Any:
-            answer = stock(scheduler, recv_req)
-            answer.internal_state[key] = report()
-            return answer
-
-        return get_internal_state
-
-    _wrap(find(f"{SCHEDULER}.Scheduler"), "get_internal_state", wrapper)
+    owner, name = find(f"{SCHEDULER}.Scheduler"), "get_internal_state"
+    additions.wrap(owner, name, _OURS, lambda stock: additions.with_entry(stock, key, lambda _: report()))
 
 
 def _with_mask(stock: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -133,10 +137,13 @@ def _with_refusals(stock: Callable[..., Any], refuse: Callable[[Any], str | None
     return validate
 
 
-def _wrap(owner: Any, name: str, wrapper: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Replace ``owner.name`` once; the replacement keeps the signature, which is looked at again by ``check``."""
-    stock = read(owner, name)
-    if not hasattr(stock, _MARK):
-        wrapped = wraps(stock)(wrapper(stock))
-        setattr(wrapped, _MARK, True)
-        setattr(owner, name, wrapped)
+def _with_count(stock: Callable[..., None]) -> Callable[..., None]:
+    """Tell the worker what a step has given out: only here has SGLang cut the accepted paths at stops and limits."""
+
+    def process_batch_result_decode(processor: Any, batch: Any, result: Any) -> None:
+        before = additions.attempt(lambda: output_lengths(batch))
+        stock(processor, batch, result)
+        if not isinstance(before, additions.Failed):
+            additions.attempt(lambda: processor.model_worker.count(given_out(before)))
+
+    return process_batch_result_decode

@@ -27,7 +27,9 @@ class Metrics:
         """Tokens a step that are simulated, not the target's (`simulated`)."""
         self.steps = self.request_steps = self.nodes = self.plain_request_steps = 0
         self.accepted: Counter[int] = Counter()
-        """Requests' drafted steps by acceptance length (tokens committed, the root counted)."""
+        """Requests' drafted steps by acceptance length: tokens given out, which end where the text does."""
+        self.drafted = True
+        """Whether the step whose outcome came last was a drafted one, not plain steps."""
         self.restart_clocks()
 
     def restart_clocks(self) -> None:
@@ -49,13 +51,14 @@ class Metrics:
         if width == 1:
             self.plain_request_steps += count * requests
 
-    def accept(self, drafted: list[int]) -> None:
-        """Count accepted draft tokens per request of a drafted step, once SGLang has them on the host."""
-        self.accepted.update(count + 1 for count in drafted)
+    def accept(self, lengths: list[int]) -> None:
+        """Count the tokens that each request has given out in the step whose outcome came last, if it drafted."""
+        if self.drafted:
+            self.accepted.update(lengths)
 
     @property
     def tokens(self) -> int:
-        """Tokens that drafted steps committed."""
+        """Tokens that drafted steps gave out."""
         return sum(length * count for length, count in self.accepted.items())
 
     def choices(self) -> dict[str, Any] | None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
 from treeverify.errors import ConfigError
+from treeverify.integrations.sglang.additions import Failed, attempt
 from treeverify.integrations.sglang.compat import metrics_enabled, place
 from treeverify.integrations.sglang.ddtree import algorithm, compat, draft_backend, hooks
 from treeverify.integrations.sglang.ddtree.exported import Exported
@@ -15,7 +15,6 @@ from treeverify.integrations.sglang.ddtree.metrics import Metrics
 KEY = "ddtree"
 _block: int | None = None
 _workers: list[Metrics] = []
-logger = logging.getLogger(__name__)
 
 
 def register() -> None:
@@ -42,13 +41,13 @@ def _add(metrics: Metrics, runner: Any) -> Callable[[], None]:
     _workers.append(metrics)
     exported = [Exported(*place(runner))] if metrics_enabled() else []
 
+    def tick() -> None:
+        for one in exported:
+            one.tick(metrics)
+
     def export() -> None:
-        try:
-            for one in exported:
-                one.tick(metrics)
-        except Exception:
-            exported.clear()
-            logger.exception("treeverify: exporting DDTREE's metrics failed, serving goes on without them")
+        if isinstance(attempt(tick), Failed):
+            exported.clear()  # for good, or it would be tried after each step
 
     return export
 

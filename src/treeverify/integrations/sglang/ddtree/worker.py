@@ -46,8 +46,6 @@ class Steps:
         if torch.device(worker.device).type == "cuda":
             compiled.prepare(torch.device(worker.device))  # loading cannot be captured
         self.metrics = Metrics(width, block, self.auto)
-        self.after: Callable[[], None] = lambda: None
-        """Called after each step."""
         self._simulated = simulated.settings()
         if self._simulated is not None:
             self.metrics.simulated_acceptance = self._simulated.length
@@ -92,10 +90,8 @@ class Steps:
         return self._step(batch, on_publish, width, live=True)
 
     def verified(self, drafts: list[int]) -> None:
-        """Count and learn from the outcome of a step: accepted draft tokens of each request."""
-        if self.auto is None or not self.auto.verified(drafts):
-            self.metrics.accept(drafts)
-        self.after()
+        """Learn from the outcome of a step: accepted draft tokens of each request."""
+        self.metrics.drafted = self.auto is None or not self.auto.verified(drafts)
 
     def _rehearse(self, batch: graphs.Rehearsal, width: int) -> None:
         """A step that is nobody's; of width 0 its draft alone, of width 1 a run of plain steps."""
@@ -268,12 +264,11 @@ def extend(parent: type, block_of: Callable[[Any], int], add: Callable[[Metrics,
             block = block_of(server_args)  # asked for while the parent builds the draft's runner
             super().__init__(server_args, *arguments, **options)
             width = self.speculative_num_draft_tokens
-            refused = compat.unserved(self)
-            if refused:
+            if refused := compat.unserved(self):
                 raise ConfigError(f"--speculative-algorithm DDTREE does not serve: {'; '.join(refused)}")
             compat.use_block(self, block)
             self.steps = Steps(self, block, width, ladder_of(block, width))
-            self.steps.after = add(self.steps.metrics, self.model_runner)
+            self._after = add(self.steps.metrics, self.model_runner)
 
         def _maybe_build_draft_sampler(self) -> Any:
             """What the draft's graph runs after the drafter: the trees instead of an argmax."""
@@ -294,7 +289,12 @@ def extend(parent: type, block_of: Callable[[Any], int], add: Callable[[Metrics,
             return self.steps.decode(batch, on_publish)
 
         def on_verify_complete_cpu(self, num_correct_drafts_per_req: list[int], *rest: Any, **options: Any) -> None:
-            """Count the accepted depths, which SGLang has on the host by now, and learn from them."""
+            """Learn from the accepted depths, which SGLang has on the host by now."""
             self.steps.verified(num_correct_drafts_per_req)
+
+        def count(self, tokens: list[int]) -> None:
+            """Count what that step then gave out: tokens of each request that had not ended before it."""
+            self.steps.metrics.accept(tokens)
+            self._after()
 
     return DDTreeWorker
