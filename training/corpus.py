@@ -24,6 +24,8 @@ RELEASE = (3, 11, 7)
 LIST = Path(__file__).parent / "corpus_files.json"
 SPLITS = ("library", "tests", "valid", "heldout")
 PROMPTS, PROMPT, CONTINUATION = 96, 128, 160
+TEXTS = 48
+"""Of the prompts, so many are written as text as well."""
 SKIP = ("site-packages", "__pycache__", "encodings", "pydoc_data", "config-3", "__phello__")
 HELD_FILES, HELD_LARGEST, VALID_FILES = 100, 24_000, 24
 
@@ -84,7 +86,7 @@ def encode(tokenizer: Tokenizer, texts: list[tuple[str, str]]) -> list[np.ndarra
     ]
 
 
-def held_out_prompts(names: list[str], files: list[np.ndarray], tokenizer: Tokenizer) -> list[dict]:
+def held_out_prompts(names: list[str], files: list[np.ndarray]) -> list[dict]:
     """One window a file, going round until there are enough; from held-out files only."""
     rng, prompts = random.Random(11), []
     size = PROMPT + CONTINUATION
@@ -94,9 +96,17 @@ def held_out_prompts(names: list[str], files: list[np.ndarray], tokenizer: Token
         i = usable[len(prompts) % len(usable)]
         start = rng.randrange(1, len(files[i]) - size)
         ids = files[i][start : start + size].tolist()
-        text = [tokenizer.decode(part) for part in (ids[:PROMPT], ids[PROMPT:])]
-        prompts.append({"file": names[i], "offset": start, "prompt": text[0], "continuation": text[1], "tokens": ids})
+        prompts.append({"file": names[i], "offset": start, "tokens": ids})
     return prompts
+
+
+def as_text(prompts: list[dict], tokenizer: Tokenizer) -> str:
+    """Prompts as a cutover asks them, JSON Lines."""
+    rows = []
+    for prompt in prompts:
+        parts = [tokenizer.decode(ids) for ids in (prompt["tokens"][:PROMPT], prompt["tokens"][PROMPT:])]
+        rows.append(json.dumps({"name": prompt["file"], "input": parts[0], "forced": parts[1]}) + "\n")
+    return "".join(rows)
 
 
 def pack(arrays: dict[str, np.ndarray], path: Path) -> None:
@@ -124,7 +134,7 @@ def build(root: Path, out: Path, vocab: int) -> dict[str, int]:
     arrays = {split: np.concatenate(files) for split, files in encoded.items()}
     for split in ("valid", "heldout"):
         arrays[f"{split}_lengths"] = np.array([len(ids) for ids in encoded[split]])
-    prompts = held_out_prompts([name for name, _ in texts["heldout"]], encoded["heldout"], tokenizer)
+    prompts = held_out_prompts([name for name, _ in texts["heldout"]], encoded["heldout"])
     document = {
         "source": "CPython 3.11.7 standard library, held-out files",
         "licence": "PSF-2.0",
@@ -133,6 +143,7 @@ def build(root: Path, out: Path, vocab: int) -> dict[str, int]:
         "prompts": prompts,
     }
     (out / "heldout.json").write_text(json.dumps(document, indent=None, separators=(",", ":")) + "\n")
+    (out / "prompts.jsonl").write_text(as_text(prompts[:TEXTS], tokenizer))
     arrays["heldout_prompts"] = np.array([p["tokens"] for p in prompts], dtype=np.uint16)
     pack(arrays, out / "corpus.npz.xz")
     counts = {split: len(arrays[split]) for split in SPLITS}

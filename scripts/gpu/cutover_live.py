@@ -28,8 +28,6 @@ from treeverify.control.client import read_state
 from treeverify.errors import ServerError
 from treeverify.models.heldout import load_heldout
 
-ROOT = Path(__file__).resolve().parents[2]
-TARGET = ROOT / "src/treeverify/assets/target"
 SIZES = "--context-length 4096 --max-total-tokens 40000 --mem-fraction-static 0.5 --disable-radix-cache"
 CHAINS = ["--attention-backend", "treeverify", *NGRAM, *BY_KIND["graph"]]
 EAGER = "--cuda-graph-backend-decode disabled"
@@ -60,7 +58,8 @@ class Cutover:
     def __init__(self, folder: Path, port: int, chosen: list[str], broken: bool = False) -> None:
         self.folder, self.url = folder, f"http://127.0.0.1:{port}"
         folder.mkdir(parents=True)
-        command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(TARGET), "--port", str(port)]
+        target = str(ASSETS / "target")
+        command = [sys.executable, "-m", "sglang.launch_server", "--model-path", target, "--port", str(port)]
         command += ["--nccl-port", str(port + 7), *COMMON, *chosen, *shlex.split(SIZES)]
         (folder / "restart.sh").write_text(RESTART.format(command=shlex.join(command)))
         base = ENVIRONMENT | {"KDTREE_VERIFY": "off", "KDTREE_VERIFY_ALLOW": "off,validate,on"}

@@ -12,7 +12,8 @@ from live_part import Part
 from live_server import Server, running
 from numpy.typing import NDArray
 
-from treeverify.parity.law import LawTest, Tokens, goodness_of_fit, holm
+from treeverify.holm import holm
+from treeverify.parity.law import LawTest, Tokens, goodness_of_fit
 
 LENGTH = 4
 OTHER = -1

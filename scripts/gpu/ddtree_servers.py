@@ -11,7 +11,9 @@ from typing import Any
 from live_part import Part
 from live_server import FA3, Server, plant
 
-ASSETS = Path(__file__).resolve().parents[2] / "src/treeverify/assets"
+from treeverify.models.packaged import assets
+
+ASSETS = assets()
 AT_ONCE = 16
 BY_KIND = {
     "eager": ["--cuda-graph-backend-decode", "disabled"],

@@ -6,14 +6,15 @@ import json
 import random
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 from live_models import VOCAB
 from live_part import Part
 from live_server import BY_KIND, MODES, NGRAM, TREE, Server, divergences, running, summary, wide
 
-ASSETS = Path(__file__).resolve().parents[2] / "src/treeverify/assets"
+from treeverify.models.packaged import assets
+
+ASSETS = assets()
 SMALL = ["--context-length", "4096", "--max-total-tokens", "40000", "--mem-fraction-static", "0.7"]
 MEDIUM = ["--context-length", "8192", "--max-total-tokens", "60000", "--mem-fraction-static", "0.7"]
 DFLASH = ["--speculative-algorithm", "DFLASH", "--speculative-draft-attention-backend", "triton"]

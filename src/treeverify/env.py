@@ -104,7 +104,7 @@ def refuse_fault(where: str) -> None:
 
 
 def cache_dir() -> Path:
-    """``TREEVERIFY_CACHE``: compiled kernels and measured costs.
+    """``TREEVERIFY_CACHE``: compiled kernels, measured costs, the packaged model unpacked.
 
     Default: ``treeverify`` in ``$XDG_CACHE_HOME`` or ``~/.cache``. Raises ConfigError for a path as ``_folder`` does,
     and where neither is set and this user has no home folder.

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from treeverify.bench import acceptance, pages, record, speed
 from treeverify.bench.walk import steps
 from treeverify.cli.main import app
+from treeverify.costs import CostTable
 from treeverify.engine.budget import AutoBudget
-from treeverify.engine.costs import CostTable
 from treeverify.engine.engine import Engine, EngineConfig
 from treeverify.engine.request import SamplingParams
 from treeverify.errors import ConfigError

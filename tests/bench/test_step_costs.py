@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from tests.toy.models import ToyDrafter, ToyTarget
 
-from treeverify.bench.step_costs import CostCache, Grid, load_or_measure, measure
-from treeverify.engine.costs import CostTable
+from treeverify.bench.step_costs import Grid, load_or_measure, measure
+from treeverify.costs import CostCache, CostTable
 from treeverify.env import VerifyMode
 from treeverify.errors import ConfigError
 

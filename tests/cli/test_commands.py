@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from treeverify.bench import step_costs
-from treeverify.models.pair import assets
+from treeverify.models.packaged import assets
 
 
 @pytest.fixture

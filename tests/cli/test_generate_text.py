@@ -8,7 +8,7 @@ import shutil
 import pytest
 from tokenizers import Tokenizer, decoders, models
 
-from treeverify.models.pair import assets
+from treeverify.models.packaged import assets
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import torch
 from tests.control.stub import BACKEND, Stub, rank, serving, state
 
 from treeverify.control import client
-from treeverify.parity.calls import load, save
+from treeverify.observe.calls import load, save
 
 LIVE = Path(__file__).parents[1] / "data" / "live_verify_eager.safetensors"
 

@@ -7,8 +7,8 @@ import pytest
 from tests.engine.test_engine_tokens import GREEDY, LAWS, prompts
 from tests.toy.models import NoisyDrafter, ToyDrafter, ToyTarget, expected
 
+from treeverify.costs import CostTable
 from treeverify.engine.budget import AutoBudget
-from treeverify.engine.costs import CostTable
 from treeverify.engine.engine import Engine, EngineConfig
 from treeverify.engine.request import SamplingParams
 from treeverify.errors import ConfigError

@@ -1,4 +1,4 @@
-"""What the wheel ships compiles for the common targets on a machine without a GPU, within every limit."""
+"""Every library compiles for the common targets on a machine without a GPU, within every limit."""
 
 from __future__ import annotations
 

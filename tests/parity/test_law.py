@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from treeverify.errors import ContractError, ParityError
-from treeverify.parity.law import exact_joint, goodness_of_fit, holm
+from treeverify.holm import holm
+from treeverify.parity.law import exact_joint, goodness_of_fit
 
 
 def markov_law(prefixes):

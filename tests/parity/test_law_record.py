@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from treeverify.bench.record import read
+from treeverify.holm import holm
 from treeverify.parity.engine_law import ALPHA, CASES, SEEDS
-from treeverify.parity.law import LawTest, holm
+from treeverify.parity.law import LawTest
 from treeverify.parity.planted import BUGS
 
 ROOT = Path(__file__).resolve().parents[2]

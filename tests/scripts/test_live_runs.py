@@ -308,23 +308,6 @@ def is_gone(group: int) -> bool:
     return False
 
 
-def test_plans_name_parts_that_exist(live: SimpleNamespace) -> None:
-    known = {"speed", "algorithms", "dumps", "ranks", "validate", "off", "packaged", "forced"}
-    trees = {"tokens", "sampling", "law", "acceptance", "gap", "host", "speed", "speed32k", "tp2"}
-    assert known == set(importlib.import_module("sglang_live").PARTS)
-    assert trees == set(importlib.import_module("ddtree_live").PARTS)
-    for plan in SCRIPTS.glob("*.plan"):
-        lines = [line.split() for line in plan.read_text().splitlines() if not line.startswith("#")]
-        names = [line[1] for line in lines]
-        for _, _, gpus, seconds, after, *command in lines:
-            assert set(gpus) <= set("01,")
-            assert int(seconds) < 550
-            assert after.removeprefix("+") in ("-", *names)
-            parts = set(command[command.index("--parts") + 1].split(",")) if "--parts" in command else set()
-            there = {"LIVE=ddtree_live.py": trees, "LIVE=cutover_live.py": {"live", "trees", "broken"}}
-            assert parts <= there.get(command[0], known)
-
-
 def test_lanes_keep_limits_order_ports_and_what_parts_leave(tmp_path: Path) -> None:
     plan = tmp_path / "plan"
     plan.write_text(

@@ -11,7 +11,7 @@ import torch
 from treeverify.bench import record
 from treeverify.errors import ConfigError
 from treeverify.models.heldout import Heldout
-from treeverify.models.pair import assets
+from treeverify.models.packaged import assets
 from treeverify.models.target import Target
 
 _PARTS = ("target/model.safetensors", "drafter/model.safetensors")

@@ -1,4 +1,4 @@
-"""Milliseconds of real engine steps by width, batch and context, for ``budget="auto"``; kept in a cache.
+"""Milliseconds of real engine steps by width, batch and context, for ``budget="auto"``; ``costs.CostCache`` keeps them.
 
 Each point is a step of an engine of its own over random prompts, through the code that ``auto`` runs: draft, tree, cut
 to the width, verify, accept, commit. On a CPU the clock is that of the calling thread, which stops while other
@@ -9,27 +9,19 @@ the grid ignores.
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from time import perf_counter, thread_time
 
 import numpy as np
 from numpy.typing import NDArray
 
-from treeverify.engine.costs import CostTable
+from treeverify.costs import CostCache, CostTable
 from treeverify.engine.engine import Engine, EngineConfig
 from treeverify.engine.protocols import Drafter, Target
 from treeverify.engine.request import SamplingParams
-from treeverify.env import VerifyMode, cache_dir
+from treeverify.env import VerifyMode
 from treeverify.errors import ConfigError
-
-FORMAT = 1
-"""Changes when a table of an older version of this module says something else."""
 
 
 @dataclass(frozen=True)
@@ -117,49 +109,6 @@ def _rounds(
             row.append((1e3 * (clock() - began), 1e3 * forced.drafted))
         if turn > 0:  # the first warms up
             yield row
-
-
-@dataclass(frozen=True)
-class CostCache:
-    """Tables by machine and model: one file for each key, named after its hash, which says the whole key inside.
-
-    A file that is missing, unreadable, cut short or of another key is measured anew. Files appear atomically.
-    """
-
-    key: Mapping[str, object]
-    folder: Path = field(default_factory=lambda: cache_dir() / "costs")
-
-    @property
-    def path(self) -> Path:
-        """The key's file."""
-        text = json.dumps(self._key, sort_keys=True)
-        return self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
-
-    def load(self) -> CostTable | None:
-        """The table, or None where it must be measured."""
-        try:
-            found = json.loads(self.path.read_text(encoding="utf-8"))
-            return CostTable.of_json(found["costs"]) if found["key"] == self._key else None
-        except (OSError, ValueError, KeyError, TypeError):  # ConfigError is a ValueError
-            return None
-
-    def store(self, costs: CostTable) -> None:
-        """Write the table; ConfigError that names the folder where that cannot be done."""
-        text = json.dumps({"key": self._key, "costs": costs.as_json()}, indent=1)
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=self.folder) as scratch:
-                written = Path(scratch) / self.path.name
-                written.write_text(text + "\n", encoding="utf-8")
-                os.replace(written, self.path)
-        except OSError as error:
-            raise ConfigError(
-                f"{self.folder}: measured costs cannot be kept: {error.strerror}; TREEVERIFY_CACHE names another folder"
-            ) from None
-
-    @property
-    def _key(self) -> dict[str, object]:
-        return {"format": FORMAT, **self.key}
 
 
 def load_or_measure(cache: CostCache, measured: Callable[[], CostTable]) -> CostTable:

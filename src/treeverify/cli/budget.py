@@ -9,8 +9,8 @@ from pathlib import Path
 
 import treeverify
 from treeverify.bench import record, setting, step_costs
+from treeverify.costs import CostCache, CostTable
 from treeverify.engine.budget import AutoBudget
-from treeverify.engine.costs import CostTable
 from treeverify.engine.request import AUTO, Budget
 from treeverify.env import VerifyMode
 from treeverify.errors import ConfigError
@@ -54,4 +54,4 @@ def measured_policy(
 
     if key["weights"] == "unknown":
         return AutoBudget(measure())
-    return AutoBudget(step_costs.load_or_measure(step_costs.CostCache(key), measure))
+    return AutoBudget(step_costs.load_or_measure(CostCache(key), measure))

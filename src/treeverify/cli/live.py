@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from treeverify.control.schema import BackendState, PluginState
-    from treeverify.parity.call_replay import Report
-    from treeverify.parity.calls import RecordedCall
+    from treeverify.observe.calls import RecordedCall
+    from treeverify.observe.replay import Report
 
 NOT_SERVING, BREACHES, WORSE = 1, 3, 1
 """Exit codes; 2 is an error, as everywhere."""
@@ -82,8 +82,8 @@ def replay(
     import torch
 
     from treeverify.env import cpu_threads
-    from treeverify.parity.call_replay import replay as run
-    from treeverify.parity.calls import load
+    from treeverify.observe.calls import load
+    from treeverify.observe.replay import replay as run
 
     if device not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"--device: expected auto, cpu or cuda, got {device!r}")

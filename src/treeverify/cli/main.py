@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from treeverify.cli import bench, cutover, live, parity, serve
+from treeverify.cli import bench, cutover, extras, live, parity, serve
 from treeverify.errors import TreeverifyError
 
 app = typer.Typer(
@@ -86,6 +86,12 @@ def main() -> None:
         line = " ".join(str(error).split())
         print(f"treeverify: {line}", file=sys.stderr)
         raise SystemExit(error.exit_code) from None
+    except ModuleNotFoundError as error:
+        advice = extras.advice(sys.argv[1], error)
+        if advice is None:
+            raise
+        print(f"treeverify: {advice}", file=sys.stderr)
+        raise SystemExit(2) from None
     except BrokenPipeError:
         raise SystemExit(1) from None
 

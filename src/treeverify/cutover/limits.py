@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from treeverify.parity.bounds import BOUND_ULP, RESULT_ULP
+from treeverify.observe.bounds import BOUND_ULP, RESULT_ULP
 
 
 class Limits(BaseModel):
@@ -18,10 +18,10 @@ class Limits(BaseModel):
         description="(node, head) rows that each layer must have compared: ten times what shows a share of 0.001",
     )
     max_row_ulp: float = Field(
-        default=BOUND_ULP, gt=0, description="two correct results differ by no more (parity.bounds)"
+        default=BOUND_ULP, gt=0, description="two correct results differ by no more (observe.bounds)"
     )
     usual_ulp: float = Field(
-        default=RESULT_ULP, gt=0, description="an edge of the histogram; nearly every row is within it (parity.bounds)"
+        default=RESULT_ULP, gt=0, description="an edge of the histogram; nearly every row is within it (observe.bounds)"
     )
     share_beyond: float = Field(
         default=0.001,

@@ -13,7 +13,7 @@ from treeverify.cutover.limits import Limits
 from treeverify.cutover.samples import Generation, Position, Sample
 from treeverify.cutover.statistics import Estimate, Risk
 from treeverify.cutover.verdict import Figure, Kind, Parted, Verdict, few
-from treeverify.parity.law import holm
+from treeverify.holm import holm
 
 FAMILY = ("acceptance", "logprob", "top-1", "top-k", "kl")
 """The statistical gates; a run's ``alpha`` is shared by all of them, and by all looks."""

@@ -22,6 +22,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from treeverify.errors import ConfigError
 from treeverify.text import json_lines
 
+BUILTIN = Path(__file__).parent / "prompts.jsonl"
+
 
 class _Frozen(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -74,23 +76,14 @@ class Plan(_Frozen):
 
     @classmethod
     def builtin(cls, prompts: int = 24, **sizes: Any) -> Plan:
-        """The first held-out prompts that ship with the package, as text, so that any model can read them.
+        """The first of the prompts that ship with the package (held-out Python, as text: any model can read them).
 
         ``sizes``: other fields. ConfigError for more prompts than there are.
         """
-        from treeverify.models.heldout import load_heldout
-        from treeverify.models.pair import assets
-        from treeverify.models.tokenizer import Tokenizer
-
-        texts = load_heldout()
-        if not 1 <= prompts <= len(texts):
-            raise ConfigError(f"prompts: expected 1..{len(texts)} (the held-out prompts there are), got {prompts}")
-        decode = Tokenizer.load(assets() / "tokenizer.json").decode
-        chosen = [
-            Prompt(name=text.file, input=decode(text.prompt_ids), forced=decode(text.continuation_ids))
-            for text in texts[:prompts]
-        ]
-        return cls(prompts=chosen, **sizes)
+        found = cls.from_file(BUILTIN).prompts
+        if not 1 <= prompts <= len(found):
+            raise ConfigError(f"prompts: expected 1..{len(found)} (the packaged prompts there are), got {prompts}")
+        return cls(prompts=found[:prompts], **sizes)
 
     @classmethod
     def from_file(cls, path: Path, **sizes: Any) -> Plan:

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from treeverify.engine.costs import CostTable
+from treeverify.costs import CostTable
 from treeverify.tree.budget import Calibration, Pauses, choose_width, path_mass
 
 

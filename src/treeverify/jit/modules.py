@@ -48,7 +48,7 @@ TARGETS = {
 }
 """In ascending order of capability."""
 COMMON_TARGETS = ("80", "90a", "120")
-"""What the wheel ships and the quick gate compiles."""
+"""What the quick gate compiles; the wheel ships all."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The held-out text that ships with the package: prompts from files that no training saw."""
+"""The held-out text that comes with the checkout: prompts from files that no training saw."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from treeverify.errors import WeightsError
-from treeverify.models.pair import assets
+from treeverify.models.packaged import assets
 
 
 @dataclass(frozen=True)

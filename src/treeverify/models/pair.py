@@ -1,4 +1,4 @@
-"""Load a target, its drafter and their tokenizer from one folder, or from the package's own assets."""
+"""Load a target, its drafter and their tokenizer from one folder, or those that come with the checkout."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from treeverify.errors import WeightsError
 from treeverify.models.config import TargetConfig
 from treeverify.models.drafter import Drafter
+from treeverify.models.packaged import assets
 from treeverify.models.target import Target
 from treeverify.models.tokenizer import Tokenizer
 
@@ -20,11 +21,6 @@ class Pair(NamedTuple):
     target: Target
     drafter: Drafter
     tokenizer: Tokenizer | None
-
-
-def assets() -> Path:
-    """The folder of the packaged model."""
-    return Path(__file__).resolve().parent.parent / "assets"
 
 
 def load_pair(

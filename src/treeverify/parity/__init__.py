@@ -1,1 +1,1 @@
-"""Do two implementations agree: on tensors, on tokens, on the law of tokens?"""
+"""Does the engine's output follow the law of the target?"""

@@ -15,9 +15,10 @@ import numpy as np
 from treeverify.engine.engine import Engine
 from treeverify.engine.request import SamplingParams
 from treeverify.errors import ParityError
+from treeverify.holm import holm
 from treeverify.models.heldout import load_heldout
 from treeverify.models.target import Target
-from treeverify.parity.law import LawTest, Tokens, exact_joint, goodness_of_fit, holm
+from treeverify.parity.law import LawTest, Tokens, exact_joint, goodness_of_fit
 from treeverify.parity.plain_law import PlainLaw, Setting
 from treeverify.parity.planted import plant
 from treeverify.parity.replay import Replay

@@ -96,14 +96,3 @@ def goodness_of_fit(counts: Mapping[Tokens, int], law: Mapping[Tokens, float]) -
     statistic = float(((o - e) ** 2 / e).sum())
     p_value = 0.0 if impossible else float(chdtrc(len(e) - 1, statistic))
     return LawTest(statistic, len(e) - 1, p_value, draws, len(e), impossible)
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's step-down adjusted p-values, in the order given; an empty sequence gives an empty list."""
-    order = np.argsort(p_values, kind="stable")
-    adjusted = [0.0] * len(p_values)
-    running = 0.0
-    for rank, index in enumerate(order):
-        running = max(running, min(1.0, (len(p_values) - rank) * p_values[int(index)]))
-        adjusted[int(index)] = running
-    return adjusted

@@ -9,8 +9,8 @@ import torch
 from treeverify.control.schema import BackendState, LayerCounts, ModeCounts, Shape
 from treeverify.engine.verify import VerifyBatch
 from treeverify.env import VerifyMode
+from treeverify.observe.bounds import BOUND_ULP
 from treeverify.ops.tree_attention.difference import Difference, compare
-from treeverify.parity.bounds import BOUND_ULP
 
 MISMATCHED = float(torch.finfo(torch.float32).max)
 """Stands for an infinite figure: JSON has none."""

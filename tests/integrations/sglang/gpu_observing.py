@@ -15,7 +15,7 @@ from observing import CPU, HEADS, NODES, make_call, results, sizes
 from treeverify.integrations.sglang.calls import Call
 from treeverify.integrations.sglang.counters import Counters
 from treeverify.integrations.sglang.dump import Dumper, Store
-from treeverify.parity.calls import load
+from treeverify.observe.calls import load
 
 GPU = torch.device("cuda")
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from treeverify.engine.costs import CostTable
+from treeverify.costs import CostTable
 from treeverify.env import VerifyMode
 from treeverify.errors import ConfigError
 from treeverify.integrations.sglang import modes

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from treeverify.bench.step_costs import CostCache
-from treeverify.engine.costs import CostTable
+from treeverify.costs import CostCache, CostTable
 from treeverify.env import VerifyMode
 from treeverify.errors import ConfigError
 from treeverify.integrations.sglang import modes

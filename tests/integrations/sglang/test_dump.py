@@ -14,8 +14,8 @@ from treeverify.integrations.sglang import dump
 from treeverify.integrations.sglang.calls import Call
 from treeverify.integrations.sglang.counters import Counters
 from treeverify.integrations.sglang.dump import Dumper, Store, from_environment
-from treeverify.parity.call_replay import replay
-from treeverify.parity.calls import load
+from treeverify.observe.calls import load
+from treeverify.observe.replay import replay
 
 SIZES = sizes()
 

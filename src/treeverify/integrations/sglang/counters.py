@@ -21,8 +21,8 @@ import torch
 from treeverify.env import VerifyMode
 from treeverify.errors import ContractError
 from treeverify.integrations.sglang.host_copy import HostCopy
+from treeverify.observe.bounds import BOUND_ULP
 from treeverify.ops.tree_attention.difference import ROW_EDGES
-from treeverify.parity.bounds import BOUND_ULP
 
 __all__ = ["BOUND_ULP", "EDGES", "MISMATCHED", "Counters", "Figures"]
 

@@ -27,9 +27,9 @@ from treeverify.env import dump_dir, dump_max
 from treeverify.errors import ConfigError
 from treeverify.integrations.sglang.calls import Call
 from treeverify.integrations.sglang.host_copy import HostCopy
+from treeverify.observe.bounds import BOUND_ULP
+from treeverify.observe.calls import RecordedCall, save
 from treeverify.ops.tree_attention.contract import LATENT, ROW, rows_of
-from treeverify.parity.bounds import BOUND_ULP
-from treeverify.parity.calls import RecordedCall, save
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from treeverify.engine.costs import CostTable
+from treeverify.costs import CostTable
 from treeverify.integrations.sglang.ddtree.served import Kind, size_of
 from treeverify.tree.budget import RECENT, Calibration, Pauses, rates
 

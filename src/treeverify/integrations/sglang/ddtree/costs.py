@@ -2,7 +2,7 @@
 
 Each point runs whole steps of the worker (draft, tree, verify, accept, commit) over requests that are not there
 (``graphs.Rehearsal``), through the captured graphs where there are any, between two CUDA events; on a CPU the clock is
-that of the calling thread. Widths take turns and the least of the rounds counts, as in ``bench.step_costs``, whose
+that of the calling thread. Widths take turns and the least of the rounds counts, as in ``bench.step_costs``; the same
 cache keeps the tables. All ranks measure together; rank 0's table is everybody's.
 """
 
@@ -19,8 +19,7 @@ import numpy as np
 import torch
 
 import treeverify
-from treeverify.bench.step_costs import CostCache
-from treeverify.engine.costs import CostTable
+from treeverify.costs import CostCache, CostTable
 from treeverify.env import VerifyMode
 from treeverify.integrations.sglang import modes
 from treeverify.integrations.sglang.ddtree import graphs

@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from treeverify.errors import ContractError, ParityError
+from treeverify.observe import replay as replaying
+from treeverify.observe.bounds import BOUND_ULP, RESULT_ULP
+from treeverify.observe.calls import RecordedCall, load, save
+from treeverify.observe.replay import BASELINE, OURS, replay
 from treeverify.ops.tree_attention.reference import tree_attention_reference
-from treeverify.parity import call_replay
-from treeverify.parity.bounds import BOUND_ULP, RESULT_ULP
-from treeverify.parity.call_replay import BASELINE, OURS, replay
-from treeverify.parity.calls import RecordedCall, load, save
 
 LIVE = Path(__file__).parents[1] / "data" / "live_verify_eager.safetensors"
 CPU = torch.device("cpu")
@@ -190,7 +190,7 @@ def test_an_implementation_that_cannot_run_the_call_is_named(
     def refuse(*_: object, implementation: str, **__: object) -> None:
         raise ContractError(f"{implementation}: prefix too long")
 
-    monkeypatch.setattr(call_replay, "tree_attention", refuse)
+    monkeypatch.setattr(replaying, "tree_attention", refuse)
     report = replay(live, CPU)
     assert report.skipped == {"split_kv": "split_kv: prefix too long"}
     assert [result.name for result in report.results] == [BASELINE, OURS, "float32 reference"]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treeverify.engine.costs import CostTable
+from treeverify.costs import CostTable
 from treeverify.errors import ConfigError
 
 AXES = ((1, 5, 9), (1, 4), (100, 200, 400))

@@ -1,16 +1,25 @@
-"""What a step costs: milliseconds measured on a grid of widths, batches and contexts, and interpolated between."""
+"""What a step costs: milliseconds on a grid of widths, batches and contexts, interpolated between; and their cache."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
+import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from treeverify.env import cache_dir
 from treeverify.errors import ConfigError, ContractError
 from treeverify.tree.budget import check_ladder
+
+FORMAT = 1
+"""Changes when a table of an older version of this module says something else."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,6 +102,49 @@ class CostTable:
 
     def _ladder_ms(self, batch: int, context: int) -> NDArray[np.float64]:
         return _plane(self.verify, self.batches, self.contexts, batch, context)
+
+
+@dataclass(frozen=True)
+class CostCache:
+    """Tables by machine and model: one file for each key, named after its hash, which says the whole key inside.
+
+    A file that is missing, unreadable, cut short or of another key is measured anew. Files appear atomically.
+    """
+
+    key: Mapping[str, object]
+    folder: Path = field(default_factory=lambda: cache_dir() / "costs")
+
+    @property
+    def path(self) -> Path:
+        """The key's file."""
+        text = json.dumps(self._key, sort_keys=True)
+        return self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
+
+    def load(self) -> CostTable | None:
+        """The table, or None where it must be measured."""
+        try:
+            found = json.loads(self.path.read_text(encoding="utf-8"))
+            return CostTable.of_json(found["costs"]) if found["key"] == self._key else None
+        except (OSError, ValueError, KeyError, TypeError):  # ConfigError is a ValueError
+            return None
+
+    def store(self, costs: CostTable) -> None:
+        """Write the table; ConfigError that names the folder where that cannot be done."""
+        text = json.dumps({"key": self._key, "costs": costs.as_json()}, indent=1)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=self.folder) as scratch:
+                written = Path(scratch) / self.path.name
+                written.write_text(text + "\n", encoding="utf-8")
+                os.replace(written, self.path)
+        except OSError as error:
+            raise ConfigError(
+                f"{self.folder}: measured costs cannot be kept: {error.strerror}; TREEVERIFY_CACHE names another folder"
+            ) from None
+
+    @property
+    def _key(self) -> dict[str, object]:
+        return {"format": FORMAT, **self.key}
 
 
 def _plane(

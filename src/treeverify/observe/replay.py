@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import torch
 
 from treeverify.errors import BuildError, ParityError
+from treeverify.observe.bounds import RESULT_ULP
+from treeverify.observe.calls import RecordedCall
 from treeverify.ops.tree_attention.api import IMPLEMENTATIONS, tree_attention
 from treeverify.ops.tree_attention.contract import RELATIVE_ERROR_FLAT, Options
 from treeverify.ops.tree_attention.difference import compare
 from treeverify.ops.tree_attention.reference import tree_attention_reference
-from treeverify.parity.bounds import RESULT_ULP
-from treeverify.parity.calls import RecordedCall
 from treeverify.tree.packing import pack_rows
 
 BASELINE, OURS = "recorded baseline", "recorded ours"

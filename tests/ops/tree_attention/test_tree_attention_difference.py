@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treeverify.errors import ParityError
-from treeverify.parity.compare import HISTOGRAM_BINS, Difference, Worst, compare
+from treeverify.ops.tree_attention.difference import HISTOGRAM_BINS, Difference, Worst, compare
 
 NAN, INF = float("nan"), float("inf")
 
