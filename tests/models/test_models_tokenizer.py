@@ -78,7 +78,7 @@ def decoder_tokenizer(decoder) -> Tokenizer:
 
 
 @pytest.mark.parametrize("name", DECODERS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.integers(0, len(PIECES) + 1), max_size=12), st.integers(1, 3))
 @example([4, 5, 8], 1)
 @example([4, 0, 5], 1)
