@@ -16,11 +16,11 @@ from treeverify.env import VerifyMode
 from treeverify.errors import ConfigError
 from treeverify.integrations.sglang import modes
 from treeverify.integrations.sglang.ddtree import algorithm, auto, choice, graphs, served
-from treeverify.integrations.sglang.ddtree.draft import front
 from treeverify.integrations.sglang.ddtree.ladder import ladder_of
-from treeverify.integrations.sglang.ddtree.plain import Roots
 from treeverify.integrations.sglang.ddtree.served import Kind
 from treeverify.ops.tree_build.api import tree_build
+from treeverify.step.draft import front
+from treeverify.step.plain import Roots
 from treeverify.tree.budget import SHORTEST_PAUSE
 
 LADDER, RUN = (1, 3, 5), 4

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from treeverify.integrations.sglang.ddtree import graphs
-from treeverify.integrations.sglang.ddtree.features import Features
 from treeverify.ops.feature_gather.contract import Gathered
 from treeverify.ops.tree_accept.contract import Accepted
+from treeverify.step.features import Features
 
 WIDTH, COLUMNS, DIM, SLOTS = 6, 4, 5, 200
 SIZES = (4, 1, 2)

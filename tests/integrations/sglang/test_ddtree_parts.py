@@ -11,9 +11,11 @@ import pytest
 import torch
 
 from treeverify.errors import ConfigError
-from treeverify.integrations.sglang.ddtree import algorithm, compat, randomness, worker
-from treeverify.integrations.sglang.ddtree.draft import Head, TreeDraft
+from treeverify.integrations.sglang.ddtree import algorithm, compat
+from treeverify.integrations.sglang.ddtree.host import SGLangHost
 from treeverify.integrations.sglang.ddtree.metrics import Metrics
+from treeverify.step import randomness
+from treeverify.step.draft import Head, TreeDraft
 from treeverify.tree.build import build_tree, top_candidates
 
 BLOCK = 8
@@ -210,53 +212,45 @@ def test_two_ranks_build_the_tree_of_one() -> None:
     assert torch.equal(part.trees(2).parents, whole.trees(2).parents)
 
 
-class Step:
-    """A worker and a batch as far as drawing and drafting look at them."""
+def host(**changes: Any) -> SGLangHost:
+    """A worker's host with blocks of 3 and trees of 4."""
+    return SGLangHost(SimpleNamespace(device="cpu", _mask_token_id=9, **changes), 3, 4, None)
 
-    def __init__(self, **requests: int | None) -> None:
-        self.steps = object.__new__(worker.Steps)
-        self.steps._worker = SimpleNamespace(
-            device="cpu", _mask_token_id=9, _draft_sampler=None, use_compact_draft_cache=False
-        )
-        self.steps._seeds = None
-        self.batch(**requests)
 
-    def batch(self, **requests: int | None) -> list[int]:
-        """Seeds that a batch of these requests gets, by name."""
-        found = [
-            SimpleNamespace(rid=name, sampling_params=SimpleNamespace(sampling_seed=seed))
-            for name, seed in requests.items()
-        ]
-        return self.steps._seeds_of(SimpleNamespace(reqs=found)).tolist()
+def seeds(served: SGLangHost, **requests: int | None) -> list[int]:
+    """Seeds that a batch of these requests gets, by name."""
+    found = [
+        SimpleNamespace(rid=name, sampling_params=SimpleNamespace(sampling_seed=seed))
+        for name, seed in requests.items()
+    ]
+    return served.seeds(SimpleNamespace(reqs=found)).tolist()
 
 
 def test_a_name_that_comes_again_with_another_seed_gets_that_one() -> None:
-    step = Step(a=5)
-    assert step.batch(a=5) == [5]
-    assert step.batch(a=6) == [6]
-    assert step.batch(a=6, b=7) == [6, 7]
+    served = host()
+    assert seeds(served, a=5) == [5]
+    assert seeds(served, a=6) == [6]
+    assert seeds(served, a=6, b=7) == [6, 7]
 
 
 def test_a_root_that_is_no_token_is_not_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Logits that were NaN end a walk with -1, and under overlap scheduling a step runs before SGLang sees it."""
-    steps, seen = Step().steps, []
-    steps._block, steps._width, steps._windows = 3, 4, {}
     pool = SimpleNamespace(req_to_token=torch.arange(40, dtype=torch.int32).view(4, 10))
-    steps._worker.model_runner = SimpleNamespace(req_to_token_pool=pool)
-    steps._worker.use_compact_draft_cache = False
+    runner = SimpleNamespace(req_to_token_pool=pool)
+    served, seen = host(model_runner=runner, _draft_sampler=None, use_compact_draft_cache=False), []
     output = SimpleNamespace(can_run_graph=False, logits_output=SimpleNamespace(hidden_states=None))
     monkeypatch.setattr(compat, "run_draft", lambda *arguments: seen.extend(arguments[2:]) or output)
-    steps._tail = lambda *_: None
-    steps._tail.reserve, steps._tail.trees = lambda _: None, lambda _: "trees"  # type: ignore[attr-defined]
+    served._tail = lambda *_: None  # type: ignore[assignment]
+    served._tail.reserve, served._tail.trees = lambda _: None, lambda _: "trees"  # type: ignore
     lengths = torch.tensor([2, 5])
     batch = SimpleNamespace(req_pool_indices=torch.tensor([3, 1]), seq_lens=lengths, seq_lens_cpu=lengths)
     batch.spec_info = SimpleNamespace(bonus_tokens=torch.tensor([-1, 8]))
-    window = steps._open(batch, 3)
-    assert steps._draft(window, batch) == "trees"  # type: ignore[comparison-overlap]
+    window = served.open(batch, drafts=True)
+    assert served.draft(batch, window) == "trees"  # type: ignore[comparison-overlap]
     drafted, ids, positions = seen
     assert ids.tolist() == [[0, 9, 9], [8, 9, 9]]
     assert positions.tolist() == [[2, 3, 4], [5, 6, 7]]
     assert window.slots.tolist() == [[32, 33, 34, 35], [15, 16, 17, 18]]
     assert drafted.front(3).slots.tolist() == [[32, 33, 34], [15, 16, 17]]
     assert window.front(2).slots.tolist() == [[32, 33], [15, 16]]
-    assert steps._open(batch, 3).slots.data_ptr() == window.slots.data_ptr(), "a step made new buffers"
+    assert served.open(batch, drafts=True).slots.data_ptr() == window.slots.data_ptr(), "a step made new buffers"
