@@ -10,6 +10,7 @@ per depth, so it never uses a number twice, and which node it visits depends on 
 from __future__ import annotations
 
 import hashlib
+import secrets
 
 import torch
 
@@ -35,6 +36,11 @@ def uniforms(seeds: torch.Tensor, first: torch.Tensor, count: int) -> torch.Tens
     positions = first[:, None] + torch.arange(1, count + 1, device=first.device)
     words = _mix(_mix(seeds)[:, None] + positions * _GOLDEN)
     return _shifted(words, 11).to(torch.float64) * 2.0**-53
+
+
+def fresh_seed() -> int:
+    """A seed from the operating system, for a request that named none and has no name."""
+    return secrets.randbelow(SEED_LIMIT)
 
 
 def seed_of(name: str, given: int | None) -> int:

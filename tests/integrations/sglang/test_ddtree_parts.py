@@ -6,7 +6,6 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -14,9 +13,6 @@ from treeverify.errors import ConfigError
 from treeverify.integrations.sglang.ddtree import algorithm, compat
 from treeverify.integrations.sglang.ddtree.host import SGLangHost
 from treeverify.integrations.sglang.ddtree.metrics import Metrics
-from treeverify.step import randomness
-from treeverify.step.draft import Head, TreeDraft
-from treeverify.tree.build import build_tree, top_candidates
 
 BLOCK = 8
 
@@ -100,42 +96,6 @@ def test_each_option_of_a_request_is_refused_by_name(rule: Any) -> None:
     assert refusal == f"DDTREE does not serve: {rule.field} is 'odd': {rule.meaning}"
 
 
-def splitmix64(seed: int, place: int) -> float:
-    """The published generator in Python's integers: output ``place`` (from 1) of the stream from mix(seed) on."""
-    mask = (1 << 64) - 1
-
-    def mix(z: int) -> int:
-        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
-        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
-        return z ^ (z >> 31)
-
-    return (mix((mix(seed) + place * 0x9E3779B97F4A7C15) & mask) >> 11) * 2.0**-53
-
-
-def test_uniforms_are_splitmix64_at_the_positions() -> None:
-    seeds, first = [0, 1, 2**63 - 1], [0, 5, 4000]
-    got = randomness.uniforms(torch.tensor(seeds), torch.tensor(first), 4)
-    want = [[splitmix64(seed, place + 1 + i) for i in range(4)] for seed, place in zip(seeds, first, strict=True)]
-    assert got.tolist() == want
-    later = randomness.uniforms(torch.tensor(seeds), torch.tensor(first) + 1, 3)
-    assert torch.equal(later, got[:, 1:])  # a function of the position, not of where a step began
-
-
-def test_uniforms_are_uniform() -> None:
-    """10^5 numbers of one request: mean and variance within 5 standard errors of 1/2 and 1/12."""
-    values = randomness.uniforms(torch.tensor([7]), torch.tensor([0]), 100_000)[0].numpy()
-    assert values.min() >= 0
-    assert values.max() < 1
-    assert abs(values.mean() - 0.5) < 5 * (1 / 12 / 1e5) ** 0.5
-    assert abs(values.var() - 1 / 12) < 5 * (1 / 180 / 1e5) ** 0.5
-
-
-def test_seeds() -> None:
-    assert randomness.seed_of("a", 5) == 5
-    assert randomness.seed_of("a", None) == randomness.seed_of("a", None) != randomness.seed_of("b", None)
-    assert 0 <= randomness.seed_of("a", None) < 2**63
-
-
 def test_counters() -> None:
     metrics = Metrics(17, 8)
     assert metrics.report()["acceptance_length"] is None
@@ -150,66 +110,6 @@ def test_counters() -> None:
     assert report["host_seconds"]["draft"] >= 2  # type: ignore[index]
     assert report["host_seconds"]["verify"] >= 3  # type: ignore[index]
     assert report["host_seconds"]["commit"] == 0  # type: ignore[index]
-
-
-class Ranks:
-    """A group of two ranks, of which this process plays both: gathers what each would have made."""
-
-    world_size = 2
-
-    def __init__(self) -> None:
-        self.made: list[torch.Tensor] = []
-
-    def all_gather_into_tensor(self, out: torch.Tensor, mine: torch.Tensor) -> None:
-        self.made.append(mine.clone())
-        for rank, shard in enumerate(self.made):
-            out[rank] = shard
-
-
-@pytest.mark.parametrize("requests", [1, 3])
-def test_trees_are_those_of_the_pure_core(requests: int) -> None:
-    vocab, hidden, width = 50, 16, 21
-    generator = torch.Generator().manual_seed(requests)
-    weight = torch.randn(vocab, hidden, generator=generator)
-    states = torch.randn(requests * BLOCK, hidden, generator=generator)
-    ids = torch.randint(0, vocab, (requests * BLOCK,), generator=generator)
-    draft = TreeDraft(Head(weight, 0, None), BLOCK, width, 1)
-    draft.reserve(requests)
-    draft(states, ids)
-    trees = draft.trees(requests)
-    blocks = (states @ weight.T).view(requests, BLOCK, vocab)[:, 1:].numpy()
-    for i in range(requests):
-        tree = build_tree(int(ids[i * BLOCK]), top_candidates(np.ascontiguousarray(blocks[i]), width - 1), width - 1)
-        assert trees.tokens[i].tolist() == tree.tokens.tolist()
-        assert trees.parents[i].tolist() == tree.parents.tolist()
-
-
-def test_a_batch_beyond_the_captured_ones_leaves_their_buffers() -> None:
-    weight, states, ids = torch.randn(20, 4), torch.randn(3 * BLOCK, 4), torch.arange(3 * BLOCK)
-    draft = TreeDraft(Head(weight, 0, None), BLOCK, 9, 1)
-    small = draft.trees(1).tokens
-    draft.reserve(3)
-    draft(states, ids)
-    assert draft.trees(1).tokens.data_ptr() == small.data_ptr()
-    assert draft.trees(3).tokens.data_ptr() != small.data_ptr()
-    assert draft.trees(3).tokens[:, 0].tolist() == [0, BLOCK, 2 * BLOCK]
-
-
-def test_two_ranks_build_the_tree_of_one() -> None:
-    vocab, hidden, width = 50, 16, 21
-    generator = torch.Generator().manual_seed(4)
-    weight = torch.randn(vocab, hidden, generator=generator)
-    states, ids = torch.randn(2 * BLOCK, hidden, generator=generator), torch.arange(2 * BLOCK)
-    whole = TreeDraft(Head(weight, 0, None), BLOCK, width, 2)
-    whole(states, ids)
-    group = Ranks()
-    for first in (0, 31):
-        part = TreeDraft(Head(weight[first : 31 if first == 0 else vocab], first, group), BLOCK, width, 2)
-        if first == 0:
-            part._captured.shards.fill_(-(1 << 63))  # the other rank's part is still to come
-        part(states, ids)
-    assert torch.equal(part.trees(2).tokens, whole.trees(2).tokens)
-    assert torch.equal(part.trees(2).parents, whole.trees(2).parents)
 
 
 def host(**changes: Any) -> SGLangHost:

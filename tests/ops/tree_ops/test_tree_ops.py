@@ -1,4 +1,4 @@
-"""Every check of the tree operators on every implementation: pure core, references, CUDA code in the emulator, a GPU."""
+"""Every check of the tree operators on every implementation: pure core, references, emulated CUDA code, a GPU."""
 
 from __future__ import annotations
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import torch
 
+from treeverify.errors import ContractError
 from treeverify.ops.draft_topk.contract import OPERATOR, Ranked, check_values
 from treeverify.tree.build import top_candidates
 
 
 def draft_topk_cpu(logits: torch.Tensor, k: int, out: Ranked) -> None:
     """Rank the rows of checked ``logits`` into ``out``. Raises ``ContractError`` for a NaN or +inf logit."""
-    check_values(OPERATOR, logits)
     batch, depth, vocab = logits.shape
-    found = top_candidates(logits.reshape(batch * depth, vocab).float().numpy(), k)
+    try:
+        found = top_candidates(logits.reshape(batch * depth, vocab).float().numpy(), k)
+    except ContractError:
+        check_values(OPERATOR, logits)  # by request and depth, of which the core knows nothing
+        raise
     kept = min(k, vocab)
     out.log_probs.fill_(-torch.inf)
     out.token_ids.fill_(0)

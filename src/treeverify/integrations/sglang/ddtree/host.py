@@ -79,6 +79,8 @@ class SGLangHost:
         """Run SGLang's TARGET_VERIFY forward."""
         if self._auto is not None:
             self._auto.use(ids.shape[1])
+        assert masks.positions is not None
+        assert masks.full_mask is not None
         run = graphs.rehearse_verify if isinstance(batch, graphs.Rehearsal) else compat.run_verify
         out = run(self._worker, batch, window, ids, masks.positions, masks.full_mask)
         return Verified(out.logits_output.next_token_logits, out.logits_output.hidden_states, out)
