@@ -19,9 +19,9 @@ WITHIN = 0.02
 """Relative difference of the mean acceptance lengths."""
 NOTE_IDS = """
 import torch
-from treeverify.integrations.sglang.ddtree.worker import Steps
+from treeverify.step.step import Step
 
-accept = Steps._accept
+accept = Step._accept
 
 
 def noted(self, *arguments):
@@ -32,7 +32,7 @@ def noted(self, *arguments):
 
 
 def activate():
-    Steps._accept = noted
+    Step._accept = noted
 """
 """A plugin of SGLang; a rank waits for its device in each step, which changes no token."""
 TWO = ("ddtree17-tp2", "auto33-tp2")

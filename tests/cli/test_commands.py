@@ -107,7 +107,7 @@ BAD = [
     (["generate", "x", "--file", "y"], "give either PROMPT or --file"),
     (["generate", "--file", "no-such-file"], "no-such-file"),
     (["generate", "x", "--draft", "bush"], "none, chain, tree"),
-    (["generate", "x", "--budget", "-1"], "budget: expected an integer 0..259"),
+    (["generate", "x", "--budget", "-1"], "budget: expected an integer 0..256"),
     (["generate", "x", "--budget", "large"], "budget: expected an integer or auto, got 'large'"),
     (["generate", "x", "--draft", "chain", "--budget", "auto"], "budget: auto needs draft tree"),
     (["demo", "--budget", "0"], "budget: expected an integer 1..256"),

@@ -48,7 +48,7 @@ class Widest:
     def accepted(self, drafts) -> None: ...
 
 
-@pytest.mark.parametrize("draft", [("tree", 8), ("tree", 64), ("tree", 259), ("chain", None), ("tree", "auto")])
+@pytest.mark.parametrize("draft", [("tree", 8), ("tree", 64), ("tree", 256), ("chain", None), ("tree", "auto")])
 @pytest.mark.parametrize("slots", [PLAIN, PLAIN + 1, PLAIN + 3, PLAIN + 7, PLAIN + 8])
 def test_a_budget_is_a_limit_and_not_a_demand(draft, slots):
     machine = engine(slots, policy=Widest())

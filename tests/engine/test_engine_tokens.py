@@ -15,7 +15,7 @@ LAWS = [
     GREEDY,
     SamplingParams(temperature=1.0, seed=3, max_new_tokens=40),
     SamplingParams(temperature=0.7, top_p=0.8, seed=4, max_new_tokens=40),
-    SamplingParams(temperature=1.5, top_k=3, min_p=0.1, seed=2**63 + 5, max_new_tokens=40),
+    SamplingParams(temperature=1.5, top_k=3, min_p=0.1, seed=2**62 + 5, max_new_tokens=40),
 ]
 
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from treeverify.engine.randomness import uniforms
 from treeverify.engine.request import SamplingParams
+from treeverify.step.randomness import uniforms
 from treeverify.tree.law import sample, target_law
 
 LATENT, ROW, LAYERS, VOCAB, CONTEXT = 512, 576, 2, 23, 96
@@ -121,7 +121,7 @@ def expected(prompt: list[int], params: SamplingParams) -> list[int]:
     stop = (EOS,) if params.stop_token_ids is None else params.stop_token_ids
     for _ in range(min(params.max_new_tokens, CONTEXT - len(prompt))):
         law = target_law(oracle(text)[None], params.law)
-        number = uniforms(params.seed or 0, len(text), 1)
+        number = uniforms(torch.tensor([params.seed or 0]), torch.tensor([len(text) - 1]), 1)[0].numpy()
         text.append(int(sample(law, number)[0]))
         if text[-1] in stop:
             break

@@ -9,10 +9,9 @@ from numpy.typing import NDArray
 from treeverify.engine.protocols import Drafter, Target
 from treeverify.engine.request import Request
 from treeverify.errors import ConfigError, PoolCorruption
-from treeverify.kvpool.execute import run_moves
-from treeverify.kvpool.plan import plan_batch_moves
 from treeverify.kvpool.pool import PoolAudit, SlotPool
 
+Ints = NDArray[np.int64]
 ROW = 576
 _SHUFFLER = "shuffle"
 
@@ -56,19 +55,6 @@ class Cache:
         self.pool.free(request.slots[keep : request.owned], request.id)
         request.owned = keep
 
-    def commit(self, paths: list[NDArray[np.int32]], slots: list[NDArray[np.int64]]) -> int:
-        """Move accepted rows to the front of each request's draft ``slots``, in all layers; returns rows moved.
-
-        A path that is already in front (0, 1, 2, ...) moves nothing. Draft context rows are not moved: they are
-        written at commit, straight to their place.
-        """
-        moving = [index for index, path in enumerate(paths) if path[-1] != len(path) - 1]
-        if not moving:
-            return 0
-        plan = plan_batch_moves([paths[index] for index in moving], [slots[index] for index in moving])
-        run_moves(plan, [self.kv])
-        return plan.moves
-
     def audit(self, requests: list[Request]) -> PoolAudit:
         """Check the books, and that each slot belongs to the request that lists it; PoolCorruption otherwise."""
         books = self.pool.audit()
@@ -82,7 +68,7 @@ class Cache:
         return books
 
 
-def to_device(array: NDArray[np.int64], device: torch.device) -> torch.Tensor:
+def to_device(array: Ints, device: torch.device) -> torch.Tensor:
     """The array as a tensor on ``device``; on a CPU it shares memory."""
     tensor = torch.from_numpy(array)
     return tensor if device.type == "cpu" else tensor.to(device)

@@ -16,9 +16,9 @@ import torch
 from treeverify import env
 from treeverify.engine.budget import WidthPolicy
 from treeverify.engine.cache import Cache
+from treeverify.engine.host import EngineHost
 from treeverify.engine.metrics import Metrics
 from treeverify.engine.protocols import Drafter, Target, Tokenizer
-from treeverify.engine.randomness import fresh_seed
 from treeverify.engine.request import (
     Budget,
     DraftMode,
@@ -36,6 +36,7 @@ from treeverify.engine.verify import Implementation, VerifyAttention, VerifyObse
 from treeverify.env import VerifyMode
 from treeverify.errors import CapacityError, ConfigError, ContractError
 from treeverify.kvpool.pool import PoolAudit
+from treeverify.step.randomness import fresh_seed
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class Engine:
         self._cache = Cache(target, drafter, self.config.slots, self.config.pool_seed)
         mode = env.verify_mode() if self.config.verify is None else env.parse_verify_mode(self.config.verify)
         self._attention = VerifyAttention(mode, target.scale, mine or ours(self.config.implementation))
-        self._stepper = Stepper(target, drafter, self._cache, self._attention, self.metrics, policy)
+        self._stepper = Stepper(EngineHost(target, drafter, self._cache, self._attention, self.metrics), policy)
         self._scheduler = Scheduler(self.config.max_batch, self._cache.grow, self._cache.release)
         self._requests: dict[int, Request] = {}
         self._next_id, self._widest = 0, None if policy is None else policy.widest
@@ -264,8 +265,7 @@ class Engine:
             if request.decoding or room == 0:
                 continue
             before = request.committed
-            with self.metrics.stage("prefill"):
-                new = self._stepper.prefill(request, room)
+            new = self._stepper.prefill(request, room)
             room -= request.committed - before
             if new:
                 outputs.append(self._output(request, new))

@@ -1,4 +1,4 @@
-"""Counters of the engine: steps, tokens, acceptance lengths, seconds per stage. The only reader of the clock.
+"""Counters of the engine: steps, tokens, acceptance lengths, seconds per stage.
 
 Stage seconds are what the host waits. On a CUDA device work is queued, so the stage that fetches a result (``accept``)
 also pays for the kernels queued before it.
@@ -10,29 +10,13 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
-from types import TracebackType
 
 from treeverify.tree.accept import Acceptance
 from treeverify.tree.topology import Tree
 
 StepObserver = Callable[[int, Tree, Acceptance], None]
 """Called for each request of each verify step: request id, its draft tree, what was accepted before any cut."""
-STAGES = ("prefill", "draft", "tree", "verify", "accept", "commit")
-
-
-class _Stage:
-    """Adds the time between enter and exit to one stage."""
-
-    def __init__(self, seconds: dict[str, float], name: str) -> None:
-        self._seconds, self._name, self._began = seconds, name, 0.0
-
-    def __enter__(self) -> None:
-        self._began = perf_counter()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._seconds[self._name] += perf_counter() - self._began
+STAGES = ("prefill", "draft", "verify", "accept", "commit")
 
 
 @dataclass
@@ -51,9 +35,19 @@ class Metrics:
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
     observer: StepObserver | None = None
 
-    def stage(self, name: str) -> _Stage:
-        """A context manager that times one stage (a key of ``seconds``)."""
-        return _Stage(self.seconds, name)
+    def spent(self, stage: str, begin: float) -> float:
+        """Add the time since ``begin`` to a stage (a key of ``seconds``); returns now (``time.perf_counter``)."""
+        now = perf_counter()
+        self.seconds[stage] += now - begin
+        return now
+
+    def step(self, widths: list[int], given: list[int]) -> None:
+        """Count one step: the nodes of each request's tree, and the tokens that each was given."""
+        self.steps += 1
+        self.request_steps += len(widths)
+        self.nodes += sum(widths)
+        self.widths.update(widths)
+        self.acceptance.update(given)
 
     @property
     def mean_acceptance(self) -> float:

@@ -10,13 +10,10 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from treeverify.engine.randomness import SEED_LIMIT
 from treeverify.errors import CapacityError, ConfigError, ContractError
+from treeverify.ops.tree_build.contract import MAX_BUDGET
+from treeverify.step.randomness import SEED_LIMIT
 from treeverify.tree.law import LawParams
-
-MAX_BUDGET = 259
-"""Draft nodes beside the root; the CUDA kernel verifies at most 260 nodes per request."""
-
 
 Budget: TypeAlias = int | str | None
 """Draft nodes beside the root; ``"auto"``: chosen for each step by cost; None: the draft mode's default."""

@@ -22,6 +22,7 @@ from treeverify.parity.law import LawTest, Tokens, exact_joint, goodness_of_fit
 from treeverify.parity.plain_law import PlainLaw, Setting
 from treeverify.parity.planted import plant
 from treeverify.parity.replay import Replay
+from treeverify.step.randomness import SEED_LIMIT
 
 NEW_TOKENS = 4
 BUDGET = 8
@@ -88,7 +89,7 @@ def exact_law(target: Target, case: Case, told: Progress | None = None) -> dict[
 
 def request_seed(seed: int, case: Case, number: int) -> int:
     """The request seed of draw ``number`` of a listed seed: distinct streams for every (seed, prompt, number)."""
-    return int(np.random.SeedSequence((seed, case.heldout, number)).generate_state(1, np.uint64)[0])
+    return int(np.random.SeedSequence((seed, case.heldout, number)).generate_state(1, np.uint64)[0]) % SEED_LIMIT
 
 
 def draw(engine: Engine, case: Case, seed: int, draws: int, told: Progress | None = None) -> Counter[Tokens]:

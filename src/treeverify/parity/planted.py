@@ -15,26 +15,29 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from treeverify.engine.cache import Cache
 from treeverify.engine.engine import Engine
-from treeverify.engine.metrics import Metrics
-from treeverify.engine.protocols import Drafter, Target
-from treeverify.engine.randomness import uniforms
+from treeverify.engine.host import Batch, EngineHost
 from treeverify.engine.request import Request
-from treeverify.engine.step import Ints, Prefix, Stepper
-from treeverify.engine.verify import VerifyAttention
 from treeverify.errors import ConfigError
+from treeverify.ops.tree_accept.api import tree_accept
+from treeverify.ops.tree_accept.contract import Accepted, LawTensors
+from treeverify.ops.tree_build.contract import DraftTrees
+from treeverify.step.randomness import uniforms
+from treeverify.step.step import Step
+from treeverify.step.window import Window
 from treeverify.tree.law import sample, target_law
 from treeverify.tree.topology import Tree
 
+Ints = NDArray[np.int64]
 Bug = Callable[[Request, Tree, Ints, NDArray[np.float32], NDArray[np.float32] | None], Ints]
 """(request, tree, samples [width], target logits [width, vocab], draft logits [depth, vocab]) -> samples [width]."""
 
 
 def plant(engine: Engine, name: str) -> None:
     """Plant the bug ``name`` into ``engine``; ConfigError as `bug`."""
-    parts = (engine.target, engine.drafter, engine._cache, engine._attention, engine.metrics)
-    engine._stepper = _Planted(bug(name), *parts)
+    stepper, drafter = engine._stepper, engine.drafter
+    assert drafter is not None
+    stepper.step = _Planted(bug(name), stepper.host, drafter.depth)
 
 
 def bug(name: str) -> Bug:
@@ -67,8 +70,7 @@ def _draft_law(
 ) -> Ints:
     if drafts is None:
         return samples
-    numbers = uniforms(request.seed, request.length, tree.max_depth + 1)
-    return sample(target_law(drafts[tree.depths], request.params.law), numbers[tree.depths])
+    return sample(target_law(drafts[tree.depths], request.params.law), _numbers(request, tree))
 
 
 BUGS: dict[str, Bug] = {
@@ -78,47 +80,42 @@ BUGS: dict[str, Bug] = {
 }
 
 
+def _numbers(request: Request, tree: Tree) -> NDArray[np.float64]:
+    """The random number of each node, float64 [width]."""
+    first = torch.tensor([request.committed])
+    return uniforms(torch.tensor([request.seed]), first, tree.max_depth + 1)[0].numpy()[tree.depths]
+
+
 def _children(tree: Tree, node: int) -> list[int]:
     tokens: list[int] = tree.tokens[tree.parents == node].tolist()
     return tokens
 
 
-class _Planted(Stepper):
-    """A stepper whose samples pass through a bug; the drafts and trees of the step are kept for it."""
+class _Planted(Step[Batch, list[list[int]]]):
+    """A step whose samples pass through a bug; the logits that its trees were drafted from are kept for it."""
 
-    def __init__(
-        self,
-        bug: Bug,
-        target: Target,
-        drafter: Drafter | None,
-        cache: Cache,
-        attention: VerifyAttention,
-        metrics: Metrics,
-    ) -> None:
-        super().__init__(target, drafter, cache, attention, metrics)
-        self._bug = bug
-        self._trees: list[Tree] = []
+    def __init__(self, bug: Bug, host: EngineHost, depth: int) -> None:
+        super().__init__(host, depth + 1, host.metrics.spent)
+        self._bug, self._drafter = bug, host.draft_logits
         self._drafts: NDArray[np.float32] | None = None
+        host.draft_logits = self._noted  # type: ignore[method-assign]
 
-    def _draft(self, requests: list[Request], prefix: Prefix) -> NDArray[np.float32] | None:
-        self._drafts = super()._draft(requests, prefix)
-        return self._drafts
+    def _noted(self, batch: Batch, window: Window) -> torch.Tensor:
+        found = self._drafter(batch, window)
+        self._drafts = found.numpy()
+        return found
 
-    def _verify(
-        self, requests: list[Request], trees: list[Tree], prefix: Prefix
-    ) -> tuple[torch.Tensor, torch.Tensor, Ints]:
-        self._trees = trees
-        return super()._verify(requests, trees, prefix)
-
-    def _sample(
-        self, requests: list[Request], logits: torch.Tensor, depths: list[NDArray[np.int32]], starts: list[int]
-    ) -> list[Ints]:
-        samples = super()._sample(requests, logits, depths, starts)
-        trees, self._trees = self._trees, []
-        if not trees:  # a prefill: the first token is drawn as it should be
-            return samples
-        rows = logits.view(len(requests), -1, logits.shape[-1]).numpy()
-        return [
-            self._bug(r, tree, drawn, rows[i, : tree.width], None if self._drafts is None else self._drafts[i])
-            for i, (r, tree, drawn) in enumerate(zip(requests, trees, samples, strict=True))
-        ]
+    def _accept(
+        self, batch: Batch, trees: DraftTrees, logits: torch.Tensor, lengths: torch.Tensor, law: LawTensors | None
+    ) -> Accepted:
+        nodes = trees.tokens.shape[1]
+        if nodes == 1:  # a prefill: the first token is drawn as it should be
+            return super()._accept(batch, trees, logits, lengths, law)
+        samples = logits.argmax(-1).view_as(trees.tokens)
+        rows = logits.view(len(batch.requests), nodes, -1).numpy()
+        for row, (request, width) in enumerate(zip(batch.requests, trees.widths.tolist(), strict=True)):
+            tree = Tree(trees.tokens[row, :width].numpy(), trees.parents[row, :width].numpy())
+            drawn = sample(target_law(rows[row, :width], request.params.law), _numbers(request, tree))
+            drafts = None if self._drafts is None else self._drafts[row]
+            samples[row, :width] = torch.from_numpy(self._bug(request, tree, drawn, rows[row, :width], drafts))
+        return tree_accept(trees.tokens, trees.parents, samples, depth=self._depth)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,11 +51,24 @@ def accept(tree: Tree, samples: NDArray[np.int64]) -> Acceptance:
         node = int(np.flatnonzero(samples < 0)[0])
         raise ContractError.of("accept", f"samples[{node}]", ">= 0", samples[node])
     draws = samples.tolist()
-    path = [0]
-    wanted = draws[0]
+    path, new = walk(tree.tokens.tolist(), tree.parents.tolist(), lambda node, _: draws[node], tree.width)
+    return Acceptance(np.array(path, dtype=np.int32), new[-1])
+
+
+def walk(
+    tokens: Sequence[int], parents: Sequence[int], draw: Callable[[int, int], int], depth: int
+) -> tuple[list[int], list[int]]:
+    """The walk itself: the path's nodes, and what was drawn at each of them; the last draw is the bonus.
+
+    ``draw(node, depth of the node)`` is asked at the path's nodes alone. A node whose parent is no earlier node, as the
+    padding of a batch, is never met. The path ends at ``depth``, whatever is drawn there.
+    """
+    path, new = [0], [draw(0, 0)]
     # Parents come before children, so one pass over the nodes meets the whole path in order.
-    for node, (token, parent) in enumerate(zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True)):
-        if parent == path[-1] and token == wanted:
+    for node in range(1, len(tokens)):
+        if len(path) > depth:
+            break
+        if parents[node] == path[-1] and tokens[node] == new[-1]:
             path.append(node)
-            wanted = draws[node]
-    return Acceptance(np.array(path, dtype=np.int32), wanted)
+            new.append(draw(node, len(path) - 1))
+    return path, new

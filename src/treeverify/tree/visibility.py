@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,9 +15,14 @@ def visibility(tree: Tree) -> NDArray[np.bool_]:
 
     The prefix is visible to every node and is not part of the mask. A chain gives the lower triangle.
     """
-    mask = np.zeros((tree.width, tree.width), dtype=np.bool_)
-    mask[0, 0] = True
-    for node, parent in enumerate(tree.parents.tolist()[1:], start=1):
-        mask[node] = mask[parent]
+    return ancestors(tree.parents.tolist())
+
+
+def ancestors(parents: Sequence[int]) -> NDArray[np.bool_]:
+    """Return that mask from the parents alone, each smaller than its node; -1 for who has none, as padding."""
+    mask = np.zeros((len(parents), len(parents)), dtype=np.bool_)
+    for node, parent in enumerate(parents):
+        if parent >= 0:
+            mask[node] = mask[parent]
         mask[node, node] = True
     return mask

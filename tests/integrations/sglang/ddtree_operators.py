@@ -76,16 +76,23 @@ def watched(server: Server) -> Operators:
     """Counters of the decode steps that ``server`` runs from now on."""
     from sglang.srt.speculative.dflash_info import DFlashVerifyInput
 
-    from treeverify.integrations.sglang.ddtree import draft, features, window, worker
+    from treeverify.integrations.sglang.ddtree import window
+    from treeverify.step import draft, features, step
 
     found, served = Operators(), server.scheduler.draft_worker
     steps = served.steps
-    for module in (worker, draft, features, window):
+    for module in (step, draft, features, window):
         for name in OURS:
             if hasattr(module, name):
                 found.watch(module, name, kind="kernels")
-    for stage, name in zip(("draft", *STAGES), ("_open", "_trees", "_verify", "_accept", "_commit"), strict=False):
-        found.watch(steps, name, stage)
+    for owner, name, stage in (
+        (steps.host, "open", "draft"),
+        (steps.host, "draft", "draft"),
+        (steps.step, "_verify", "verify"),
+        (steps.step, "_accept", "accept"),
+        (steps.step, "_commit", "commit"),
+    ):
+        found.watch(owner, name, stage)
     found.watch(draft.TreeDraft, "__call__", kind="sglang")  # on a GPU a part of the draft's graph
     found.watch(served.draft_model_runner, "forward", kind="sglang")
     found.watch(served.target_worker, "forward_batch_generation", kind="sglang")

@@ -178,17 +178,18 @@ def brim(folder: Path) -> dict[str, Any]:
 
 def broken(folder: Path) -> dict[str, Any]:
     """Texts when the mask is dropped, and when the accepted rows are not moved: they must differ from plain's."""
-    from treeverify.integrations.sglang.ddtree import compat, worker
+    from treeverify.integrations.sglang.ddtree import compat
+    from treeverify.step import step
 
     server = tree(folder)
-    stock, move = compat.run_verify, worker.kv_compact
+    stock, move = compat.run_verify, step.kv_compact
     compat.run_verify = lambda *arguments: stock(*arguments[:-1], None)
     found = {"mask": texts(server, PROMPTS)}
     compat.run_verify = stock
-    worker.kv_compact = lambda *_: None
+    step.kv_compact = lambda *_: None
     server.scheduler.flush_cache()
     found["move"] = texts(server, PROMPTS)
-    worker.kv_compact = move
+    step.kv_compact = move
     server.scheduler.flush_cache()
     found["whole"] = texts(server, PROMPTS[:1])
     return found

@@ -16,18 +16,19 @@ NEW = 40
 
 def main(folder: Path) -> dict[str, Any]:
     """Texts under simulated acceptance, and how many rows the commits moved."""
-    from treeverify.integrations.sglang.ddtree import plugin, worker
+    from treeverify.integrations.sglang.ddtree import plugin
     from treeverify.integrations.sglang.names import version
+    from treeverify.step import step
 
     server = tree(folder, attention_backend="treeverify")
-    slots, stock, moved = server.free_slots(), worker.kv_compact, list[int]()
+    slots, stock, moved = server.free_slots(), step.kv_compact, list[int]()
 
     def move(table: Any, window: Any, path: Any, lengths: Any) -> None:
         for row, length in zip(path.tolist(), lengths.tolist(), strict=True):
             moved.append(sum(node != place for place, node in enumerate(row[:length])))
         stock(table, window, path, lengths)
 
-    worker.kv_compact = move
+    step.kv_compact = move
     texts(server, PROMPTS[:2], NEW)
     return {
         "version": version(),

@@ -16,11 +16,8 @@ from treeverify.env import VerifyMode
 from treeverify.errors import ConfigError
 from treeverify.integrations.sglang import modes
 from treeverify.integrations.sglang.ddtree import algorithm, auto, choice, graphs, served
-from treeverify.integrations.sglang.ddtree.draft import front
 from treeverify.integrations.sglang.ddtree.ladder import ladder_of
-from treeverify.integrations.sglang.ddtree.plain import Roots
 from treeverify.integrations.sglang.ddtree.served import Kind
-from treeverify.ops.tree_build.api import tree_build
 from treeverify.tree.budget import SHORTEST_PAUSE
 
 LADDER, RUN = (1, 3, 5), 4
@@ -430,22 +427,3 @@ def test_an_outcome_of_another_batch_teaches_nothing(monkeypatch: pytest.MonkeyP
     found.verified([1])
     found.verified([1, 1])
     assert found.report()["unmatched"] == 2  # type: ignore[index]
-
-
-def test_the_front_of_a_tree_is_the_tree_of_that_budget() -> None:
-    torch.manual_seed(3)
-    scores, ids = torch.randn(4, 3, 6).log_softmax(-1).sort(-1, descending=True)
-    roots = torch.tensor([3, -1, 5, 0])
-    wide = tree_build(scores, ids, roots.clamp(min=0), budget=6)
-    for budget in range(7):
-        narrow = tree_build(scores, ids, roots.clamp(min=0), budget=budget)
-        cut = front(wide, budget + 1)
-        for name in ("tokens", "parents", "depths", "scores", "widths"):
-            assert torch.equal(getattr(cut, name), getattr(narrow, name)), (name, budget)
-        assert cut.tokens.is_contiguous()
-        assert cut.parents.is_contiguous()
-    alone = Roots(torch.device("cpu"))
-    for requests in (2, 4, 1):  # constants are those of the largest batch so far
-        for name in ("tokens", "parents", "depths", "scores", "widths"):
-            got = getattr(alone(wide.tokens[:requests, :1].contiguous()), name)
-            assert torch.equal(got, getattr(front(wide, 1), name)[:requests]), name

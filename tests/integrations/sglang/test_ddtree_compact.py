@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from treeverify.integrations.sglang.ddtree import compact
-from treeverify.integrations.sglang.ddtree.window import Window
 from treeverify.ops.draft_window.contract import DraftWindow
+from treeverify.step.window import Window
 
 BLOCK, WIDTH, SIZE = 3, 7, 5
 

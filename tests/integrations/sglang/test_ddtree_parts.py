@@ -6,15 +6,13 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from treeverify.errors import ConfigError
-from treeverify.integrations.sglang.ddtree import algorithm, compat, randomness, worker
-from treeverify.integrations.sglang.ddtree.draft import Head, TreeDraft
+from treeverify.integrations.sglang.ddtree import algorithm, compat
+from treeverify.integrations.sglang.ddtree.host import SGLangHost
 from treeverify.integrations.sglang.ddtree.metrics import Metrics
-from treeverify.tree.build import build_tree, top_candidates
 
 BLOCK = 8
 
@@ -98,42 +96,6 @@ def test_each_option_of_a_request_is_refused_by_name(rule: Any) -> None:
     assert refusal == f"DDTREE does not serve: {rule.field} is 'odd': {rule.meaning}"
 
 
-def splitmix64(seed: int, place: int) -> float:
-    """The published generator in Python's integers: output ``place`` (from 1) of the stream from mix(seed) on."""
-    mask = (1 << 64) - 1
-
-    def mix(z: int) -> int:
-        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
-        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
-        return z ^ (z >> 31)
-
-    return (mix((mix(seed) + place * 0x9E3779B97F4A7C15) & mask) >> 11) * 2.0**-53
-
-
-def test_uniforms_are_splitmix64_at_the_positions() -> None:
-    seeds, first = [0, 1, 2**63 - 1], [0, 5, 4000]
-    got = randomness.uniforms(torch.tensor(seeds), torch.tensor(first), 4)
-    want = [[splitmix64(seed, place + 1 + i) for i in range(4)] for seed, place in zip(seeds, first, strict=True)]
-    assert got.tolist() == want
-    later = randomness.uniforms(torch.tensor(seeds), torch.tensor(first) + 1, 3)
-    assert torch.equal(later, got[:, 1:])  # a function of the position, not of where a step began
-
-
-def test_uniforms_are_uniform() -> None:
-    """10^5 numbers of one request: mean and variance within 5 standard errors of 1/2 and 1/12."""
-    values = randomness.uniforms(torch.tensor([7]), torch.tensor([0]), 100_000)[0].numpy()
-    assert values.min() >= 0
-    assert values.max() < 1
-    assert abs(values.mean() - 0.5) < 5 * (1 / 12 / 1e5) ** 0.5
-    assert abs(values.var() - 1 / 12) < 5 * (1 / 180 / 1e5) ** 0.5
-
-
-def test_seeds() -> None:
-    assert randomness.seed_of("a", 5) == 5
-    assert randomness.seed_of("a", None) == randomness.seed_of("a", None) != randomness.seed_of("b", None)
-    assert 0 <= randomness.seed_of("a", None) < 2**63
-
-
 def test_counters() -> None:
     metrics = Metrics(17, 8)
     assert metrics.report()["acceptance_length"] is None
@@ -150,113 +112,45 @@ def test_counters() -> None:
     assert report["host_seconds"]["commit"] == 0  # type: ignore[index]
 
 
-class Ranks:
-    """A group of two ranks, of which this process plays both: gathers what each would have made."""
-
-    world_size = 2
-
-    def __init__(self) -> None:
-        self.made: list[torch.Tensor] = []
-
-    def all_gather_into_tensor(self, out: torch.Tensor, mine: torch.Tensor) -> None:
-        self.made.append(mine.clone())
-        for rank, shard in enumerate(self.made):
-            out[rank] = shard
+def host(**changes: Any) -> SGLangHost:
+    """A worker's host with blocks of 3 and trees of 4."""
+    return SGLangHost(SimpleNamespace(device="cpu", _mask_token_id=9, **changes), 3, 4, None)
 
 
-@pytest.mark.parametrize("requests", [1, 3])
-def test_trees_are_those_of_the_pure_core(requests: int) -> None:
-    vocab, hidden, width = 50, 16, 21
-    generator = torch.Generator().manual_seed(requests)
-    weight = torch.randn(vocab, hidden, generator=generator)
-    states = torch.randn(requests * BLOCK, hidden, generator=generator)
-    ids = torch.randint(0, vocab, (requests * BLOCK,), generator=generator)
-    draft = TreeDraft(Head(weight, 0, None), BLOCK, width, 1)
-    draft.reserve(requests)
-    draft(states, ids)
-    trees = draft.trees(requests)
-    blocks = (states @ weight.T).view(requests, BLOCK, vocab)[:, 1:].numpy()
-    for i in range(requests):
-        tree = build_tree(int(ids[i * BLOCK]), top_candidates(np.ascontiguousarray(blocks[i]), width - 1), width - 1)
-        assert trees.tokens[i].tolist() == tree.tokens.tolist()
-        assert trees.parents[i].tolist() == tree.parents.tolist()
-
-
-def test_a_batch_beyond_the_captured_ones_leaves_their_buffers() -> None:
-    weight, states, ids = torch.randn(20, 4), torch.randn(3 * BLOCK, 4), torch.arange(3 * BLOCK)
-    draft = TreeDraft(Head(weight, 0, None), BLOCK, 9, 1)
-    small = draft.trees(1).tokens
-    draft.reserve(3)
-    draft(states, ids)
-    assert draft.trees(1).tokens.data_ptr() == small.data_ptr()
-    assert draft.trees(3).tokens.data_ptr() != small.data_ptr()
-    assert draft.trees(3).tokens[:, 0].tolist() == [0, BLOCK, 2 * BLOCK]
-
-
-def test_two_ranks_build_the_tree_of_one() -> None:
-    vocab, hidden, width = 50, 16, 21
-    generator = torch.Generator().manual_seed(4)
-    weight = torch.randn(vocab, hidden, generator=generator)
-    states, ids = torch.randn(2 * BLOCK, hidden, generator=generator), torch.arange(2 * BLOCK)
-    whole = TreeDraft(Head(weight, 0, None), BLOCK, width, 2)
-    whole(states, ids)
-    group = Ranks()
-    for first in (0, 31):
-        part = TreeDraft(Head(weight[first : 31 if first == 0 else vocab], first, group), BLOCK, width, 2)
-        if first == 0:
-            part._captured.shards.fill_(-(1 << 63))  # the other rank's part is still to come
-        part(states, ids)
-    assert torch.equal(part.trees(2).tokens, whole.trees(2).tokens)
-    assert torch.equal(part.trees(2).parents, whole.trees(2).parents)
-
-
-class Step:
-    """A worker and a batch as far as drawing and drafting look at them."""
-
-    def __init__(self, **requests: int | None) -> None:
-        self.steps = object.__new__(worker.Steps)
-        self.steps._worker = SimpleNamespace(
-            device="cpu", _mask_token_id=9, _draft_sampler=None, use_compact_draft_cache=False
-        )
-        self.steps._seeds = None
-        self.batch(**requests)
-
-    def batch(self, **requests: int | None) -> list[int]:
-        """Seeds that a batch of these requests gets, by name."""
-        found = [
-            SimpleNamespace(rid=name, sampling_params=SimpleNamespace(sampling_seed=seed))
-            for name, seed in requests.items()
-        ]
-        return self.steps._seeds_of(SimpleNamespace(reqs=found)).tolist()
+def seeds(served: SGLangHost, **requests: int | None) -> list[int]:
+    """Seeds that a batch of these requests gets, by name."""
+    found = [
+        SimpleNamespace(rid=name, sampling_params=SimpleNamespace(sampling_seed=seed))
+        for name, seed in requests.items()
+    ]
+    return served.seeds(SimpleNamespace(reqs=found)).tolist()
 
 
 def test_a_name_that_comes_again_with_another_seed_gets_that_one() -> None:
-    step = Step(a=5)
-    assert step.batch(a=5) == [5]
-    assert step.batch(a=6) == [6]
-    assert step.batch(a=6, b=7) == [6, 7]
+    served = host()
+    assert seeds(served, a=5) == [5]
+    assert seeds(served, a=6) == [6]
+    assert seeds(served, a=6, b=7) == [6, 7]
 
 
 def test_a_root_that_is_no_token_is_not_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Logits that were NaN end a walk with -1, and under overlap scheduling a step runs before SGLang sees it."""
-    steps, seen = Step().steps, []
-    steps._block, steps._width, steps._windows = 3, 4, {}
     pool = SimpleNamespace(req_to_token=torch.arange(40, dtype=torch.int32).view(4, 10))
-    steps._worker.model_runner = SimpleNamespace(req_to_token_pool=pool)
-    steps._worker.use_compact_draft_cache = False
+    runner = SimpleNamespace(req_to_token_pool=pool)
+    served, seen = host(model_runner=runner, _draft_sampler=None, use_compact_draft_cache=False), []
     output = SimpleNamespace(can_run_graph=False, logits_output=SimpleNamespace(hidden_states=None))
     monkeypatch.setattr(compat, "run_draft", lambda *arguments: seen.extend(arguments[2:]) or output)
-    steps._tail = lambda *_: None
-    steps._tail.reserve, steps._tail.trees = lambda _: None, lambda _: "trees"  # type: ignore[attr-defined]
+    served._tail = lambda *_: None  # type: ignore[assignment]
+    served._tail.reserve, served._tail.trees = lambda _: None, lambda _: "trees"  # type: ignore
     lengths = torch.tensor([2, 5])
     batch = SimpleNamespace(req_pool_indices=torch.tensor([3, 1]), seq_lens=lengths, seq_lens_cpu=lengths)
     batch.spec_info = SimpleNamespace(bonus_tokens=torch.tensor([-1, 8]))
-    window = steps._open(batch, 3)
-    assert steps._draft(window, batch) == "trees"  # type: ignore[comparison-overlap]
+    window = served.open(batch, drafts=True)
+    assert served.draft(batch, window) == "trees"  # type: ignore[comparison-overlap]
     drafted, ids, positions = seen
     assert ids.tolist() == [[0, 9, 9], [8, 9, 9]]
     assert positions.tolist() == [[2, 3, 4], [5, 6, 7]]
     assert window.slots.tolist() == [[32, 33, 34, 35], [15, 16, 17, 18]]
     assert drafted.front(3).slots.tolist() == [[32, 33, 34], [15, 16, 17]]
     assert window.front(2).slots.tolist() == [[32, 33], [15, 16]]
-    assert steps._open(batch, 3).slots.data_ptr() == window.slots.data_ptr(), "a step made new buffers"
+    assert served.open(batch, drafts=True).slots.data_ptr() == window.slots.data_ptr(), "a step made new buffers"

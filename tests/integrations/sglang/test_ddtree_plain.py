@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from treeverify.integrations.sglang.ddtree import compat, plain, worker
-from treeverify.integrations.sglang.ddtree.features import Features
+from treeverify.integrations.sglang.ddtree import compat, worker
+from treeverify.integrations.sglang.ddtree.host import SGLangHost
 from treeverify.integrations.sglang.ddtree.metrics import Metrics
-from treeverify.integrations.sglang.ddtree.plain import Chains, Roots, run_of
 from treeverify.integrations.sglang.ddtree.served import FORGOTTEN, KEPT, LEAST, Clock, Kind, size_of
 from treeverify.ops.feature_gather.contract import Gathered
+from treeverify.step import plain, step
+from treeverify.step.plain import run_of
+from treeverify.step.step import Step
 
 BLOCK, WIDTH, DIM, VOCAB = 6, 9, 3, 50
 RUN = run_of(BLOCK)
@@ -37,20 +39,16 @@ class Toy:
     """Steps of a worker around a toy target, whose outputs share one buffer, as those of a graph do."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.steps = object.__new__(worker.Steps)
-        self.steps._block, self.steps._width, self.steps._windows = BLOCK, WIDTH, {}
-        self.steps.auto, self.steps._simulated = None, None
-        self.steps.metrics = Metrics(WIDTH, BLOCK)
-        self.steps._roots, self.steps._chains = Roots(torch.device("cpu")), Chains(BLOCK, "cpu")
-        self.steps._mask = torch.empty(0, dtype=torch.bool)
-        self.steps._features = Features(self.append)
         pool = SimpleNamespace(req_to_token=torch.arange(120, dtype=torch.int32).view(4, 30))
-        self.steps._worker = SimpleNamespace(
+        self.worker = SimpleNamespace(
             device="cpu",
             _mask_token_id=0,
             _make_next_draft_input_decode=lambda **given: SimpleNamespace(**given),
             model_runner=SimpleNamespace(req_to_token_pool=pool, attn_backend=None),
         )
+        monkeypatch.setattr(SGLangHost, "append", lambda _, rows: self.append(rows))
+        host = SGLangHost(self.worker, BLOCK, WIDTH, None)
+        self.step: Step[Any, Any] = Step(host, BLOCK, Metrics(WIDTH, BLOCK).spent)
         self.hidden, self.logits = torch.empty(0), torch.empty(0)
         self.verified: list[tuple[list[int], ...]] = []
         self.appended: list[Gathered] = []
@@ -89,7 +87,7 @@ class Toy:
                 SimpleNamespace(rid=str(n), sampling_params=SimpleNamespace(sampling_seed=n)) for n in range(len(roots))
             ],
         )
-        return self.steps._plain(batch, lambda lengths: self.published.append(lengths.tolist()), run)
+        return self.step.plain(batch, run, lambda lengths: self.published.append(lengths.tolist()))
 
 
 @pytest.mark.parametrize("run", [1, 2, RUN])
@@ -112,7 +110,7 @@ def test_a_run_is_plain_decoding(monkeypatch: pytest.MonkeyPatch, requests: int,
     assert found.new_seq_lens.tolist() == found.next_draft_input.new_seq_lens.tolist() == after
     assert toy.published == [after]
     assert [ids for ids, _, _ in toy.verified] == [[row[place] for row in fed] for place in range(run)]
-    table = toy.steps._worker.model_runner.req_to_token_pool.req_to_token.tolist()
+    table = toy.worker.model_runner.req_to_token_pool.req_to_token.tolist()
     own = [[table[1 + row][length + place] for place in range(run)] for row, length in enumerate(lengths)]
     assert [slots for _, _, slots in toy.verified] == [[row[place] for row in own] for place in range(run)]
     (rows,) = toy.appended
@@ -139,8 +137,7 @@ def test_a_smaller_batch_after_a_larger_one(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("at", range(1, RUN + 1))
 def test_what_is_no_token_ends_the_request(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
     """A sampled step whose logits are NaN gives -1; SGLang ends the request there. The other request goes on."""
-    toy, stock = Toy(monkeypatch), worker.Steps._next
-    toy.steps._seeds = None
+    toy, stock = Toy(monkeypatch), Step.next
 
     def following(steps: Any, *arguments: Any) -> Any:
         found = stock(steps, *arguments)
@@ -148,7 +145,7 @@ def test_what_is_no_token_ends_the_request(monkeypatch: pytest.MonkeyPatch, at: 
             found[0] = -1
         return found
 
-    monkeypatch.setattr(worker.Steps, "_next", following)
+    monkeypatch.setattr(Step, "next", following)
     found = toy.run([5, 8], [3, 4], SAMPLING)
     tokens = found.next_token_ids.view(2, RUN)
     assert tokens[0, at - 1] == -1
@@ -168,9 +165,8 @@ def test_what_is_no_token_ends_the_request(monkeypatch: pytest.MonkeyPatch, at: 
 def test_a_run_draws_where_requests_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each step at its own place of the numbers: as steps one at a time would, whatever the batch."""
     toy, sure = Toy(monkeypatch), 1e4
-    toy.steps._seeds = None
-    asked, stock = [], worker.uniforms
-    monkeypatch.setattr(worker, "uniforms", lambda *given: (asked.append(given[1].tolist()), stock(*given))[1])
+    asked, stock = [], step.uniforms
+    monkeypatch.setattr(step, "uniforms", lambda *given: (asked.append(given[1].tolist()), stock(*given))[1])
     verify = toy.verify
 
     def sharper(*arguments: Any) -> Any:
@@ -202,11 +198,9 @@ class Learned:
 
 
 @pytest.mark.parametrize(("run", "counts"), [(True, {}), (False, {"2": 1, "4": 1})])
-def test_tokens_of_a_run_are_not_counted_as_accepted_drafts(
-    monkeypatch: pytest.MonkeyPatch, run: bool, counts: dict[str, int]
-) -> None:
-    steps = Toy(monkeypatch).steps
-    steps.auto = Learned(run)  # type: ignore[assignment]
+def test_tokens_of_a_run_are_not_counted_as_accepted_drafts(run: bool, counts: dict[str, int]) -> None:
+    steps = object.__new__(worker.Steps)
+    steps.auto, steps.metrics = Learned(run), Metrics(WIDTH, BLOCK)  # type: ignore[assignment]
     steps.verified([3, 3])
     steps.metrics.accept([4, 2])  # the second text ended inside its path
     assert steps.metrics.report()["acceptance_lengths"] == counts

@@ -211,7 +211,7 @@ def mixed_batch_walks(ops) -> None:
 
 
 def a_row_without_a_law_ends_the_walk(ops) -> None:
-    if ops.name == "reference":
+    if ops.name == "cpu":
         return  # refuses it by name: test_tree_ops_contract
     for bad in (torch.nan, torch.inf):
         logits = torch.zeros(3, 50)

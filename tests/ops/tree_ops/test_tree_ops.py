@@ -1,4 +1,4 @@
-"""Every check of the tree operators on every implementation: torch references, CUDA code in the emulator, a GPU."""
+"""Every check of the tree operators on every implementation: pure core, references, emulated CUDA code, a GPU."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import gpu_step
 import pytest
 import torch
 from emulated import Emulated, compile_library
-from tree_implementations import Api
+from tree_implementations import Api, References
 
 MODULES = ("check_build", "check_accept", "check_commit", "check_mask", "check_topk", "check_window")
 CHECKS = {
@@ -25,6 +25,7 @@ def emulated(tmp_path_factory):
 
 @pytest.fixture(
     params=[
+        "cpu",
         "reference",
         pytest.param("emulated", marks=pytest.mark.slow),
         pytest.param("cuda", marks=pytest.mark.gpu),
@@ -33,7 +34,7 @@ def emulated(tmp_path_factory):
 def ops(request):
     if request.param == "emulated":
         return request.getfixturevalue("emulated")
-    return Api("cpu" if request.param == "reference" else "cuda")
+    return References() if request.param == "reference" else Api(request.param)
 
 
 @pytest.mark.parametrize("name", CHECKS)

@@ -9,16 +9,15 @@ from check_build import VALUES, agrees
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tree_cases import equal, padded
-from tree_implementations import Api
+from tree_implementations import References
 
-import treeverify
 from treeverify.tree.accept import accept
 from treeverify.tree.law import LawParams, sample, target_law
 from treeverify.tree.packing import unpack_rows
 from treeverify.tree.topology import Tree
 from treeverify.tree.visibility import visibility
 
-REFERENCE = Api("cpu")
+REFERENCE = References()
 
 
 @st.composite
@@ -47,7 +46,7 @@ def test_accepted_paths(batch, depth, data):
     tokens, parents = padded(batch, width, torch.device("cpu"))
     draws = data.draw(st.lists(st.integers(0, 3), min_size=len(batch) * width, max_size=len(batch) * width))
     samples = torch.tensor(draws).view(len(batch), width)
-    out = treeverify.tree_accept(tokens, parents, samples, depth=depth)
+    out = REFERENCE.tree_accept(tokens, parents, samples, depth=depth)
     for name, want in zip(
         ("path", "lengths", "new_tokens", "bonus"), outcome(batch, samples, width, depth), strict=True
     ):
@@ -63,7 +62,7 @@ def test_sampled_paths(tree, seed, temperature, top_k):
     uniforms = random.random((1, tree.width))
     tokens, parents = padded([tree], tree.width, torch.device("cpu"))
     law = law_tensors([params], torch.device("cpu"))
-    got = treeverify.tree_accept_sampled(tokens, parents, torch.from_numpy(logits), law, torch.from_numpy(uniforms))
+    got = REFERENCE.tree_accept_sampled(tokens, parents, torch.from_numpy(logits), law, torch.from_numpy(uniforms))
     want = accept(tree, sample(target_law(logits, params), uniforms[0][tree.depths]))
     equal("path", got.path[0, : want.length], want.path)
     equal("new tokens", got.new_tokens[0, : want.length], want.new_tokens(tree))
@@ -73,6 +72,6 @@ def test_sampled_paths(tree, seed, temperature, top_k):
 @given(trees(max_width=70), st.integers(0, 2**40))
 def test_masks(tree, prefix):
     _, parents = padded([tree], tree.width, torch.device("cpu"))
-    masks = treeverify.tree_mask(parents, torch.tensor([prefix]))
+    masks = REFERENCE.tree_mask(parents, torch.tensor([prefix]))
     assert (unpack_rows(masks.bits[0].numpy(), tree.width) == visibility(tree)).all()
     equal("positions", masks.positions, tree.positions(prefix))

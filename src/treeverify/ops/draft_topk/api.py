@@ -1,4 +1,7 @@
-"""``draft_topk`` and its halves for vocabulary shards: check, then the reference on a CPU or the kernel on a GPU."""
+"""``draft_topk`` and its halves for vocabulary shards: check, then the kernel on a GPU.
+
+On a CPU the pure core ranks a whole vocabulary; the halves, which no CPU needs, are their references.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,10 @@ from treeverify.ops.draft_topk.contract import (
     check_shards,
     workspace_elements,
 )
+from treeverify.ops.draft_topk.cpu import draft_topk_cpu
 from treeverify.ops.draft_topk.cuda import draft_topk_combine_cuda, draft_topk_cuda, draft_topk_shard_cuda
 from treeverify.ops.draft_topk.reference import (
     draft_topk_combine_reference,
-    draft_topk_reference,
     draft_topk_shard_reference,
 )
 
@@ -43,11 +46,12 @@ def draft_topk(
     checker = check_logits(OPERATOR, logits, k, workspace)
     batch, depth, _ = logits.shape
     check_ranked(checker, batch, depth, k, out)
-    if not checker.on_gpu:
-        return _into(out, draft_topk_reference(logits, k))
     if out is None:
         out = Ranked.empty(batch, depth, k, logits.device)
-    draft_topk_cuda(logits, _workspace(logits, k, workspace), out)
+    if checker.on_gpu:
+        draft_topk_cuda(logits, _workspace(logits, k, workspace), out)
+    else:
+        draft_topk_cpu(logits, k, out)
     return out
 
 

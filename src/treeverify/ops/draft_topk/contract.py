@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 import torch
 
+from treeverify.errors import ContractError
 from treeverify.ops.checks import Checker
 
 OPERATOR, SHARD, COMBINE = "draft_topk", "draft_topk_shard", "draft_topk_combine"
@@ -108,3 +109,12 @@ def check_shards(shards: torch.Tensor, out: Ranked | None) -> Checker:
     checker.integer("shards: dimension 3 (k + 1)", entries, 2, MAX_K + 1)
     check_ranked(checker, batch, depth, entries - 1, out)
     return checker
+
+
+def check_values(operator: str, logits: torch.Tensor) -> None:
+    """Check the values of a call on a CPU; raises ``ContractError`` for a NaN or +inf logit."""
+    bad = ~(logits < torch.inf)
+    if bool(bad.any()):
+        request, depth, token = bad.nonzero()[0].tolist()
+        got = f"{float(logits[request, depth, token])} at request {request}, depth {depth}, column {token}"
+        raise ContractError.of(operator, "logits", "finite or -inf", got)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from treeverify.errors import ContractError
 from treeverify.ops.draft_topk.contract import (
     MISSING,
     OPERATOR,
@@ -12,6 +11,7 @@ from treeverify.ops.draft_topk.contract import (
     Ranked,
     check_logits,
     check_shards,
+    check_values,
 )
 
 _LOW = 0xFFFFFFFF
@@ -25,7 +25,7 @@ def draft_topk_reference(logits: torch.Tensor, k: int) -> Ranked:
         ContractError: the call breaks the contract, or a logit is NaN or +inf.
     """
     check_logits(OPERATOR, logits, k, None)
-    _check_values(OPERATOR, logits)
+    check_values(OPERATOR, logits)
     batch, depth, vocab = logits.shape
     out = Ranked.empty(batch, depth, k, logits.device)
     out.log_probs.fill_(-torch.inf)
@@ -46,7 +46,7 @@ def draft_topk_shard_reference(logits: torch.Tensor, k: int, *, first_id: int) -
         ContractError: the call breaks the contract, or a logit is NaN or +inf.
     """
     check_logits(SHARD, logits, k, None, first_id)
-    _check_values(SHARD, logits)
+    check_values(SHARD, logits)
     values, ids = torch.sort(logits.float() + 0.0, dim=-1, descending=True, stable=True)
     kept = min(k, logits.shape[2])
     bits = values[..., :kept].contiguous().view(torch.int32)
@@ -81,11 +81,3 @@ def draft_topk_combine_reference(shards: torch.Tensor) -> Ranked:
     lse = torch.logsumexp(peaks + sums.log(), dim=0)[..., None]
     log_probs = torch.where(there & (lse != -torch.inf), values - lse, -torch.inf)
     return Ranked(log_probs.float(), torch.where(there, _LOW - (best & _LOW), 0))
-
-
-def _check_values(operator: str, logits: torch.Tensor) -> None:
-    bad = ~(logits < torch.inf)
-    if bool(bad.any()):
-        request, depth, token = bad.nonzero()[0].tolist()
-        got = f"{float(logits[request, depth, token])} at request {request}, depth {depth}, column {token}"
-        raise ContractError.of(operator, "logits", "finite or -inf", got)

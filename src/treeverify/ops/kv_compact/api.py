@@ -1,12 +1,12 @@
-"""``kv_compact``: check the contract, then the reference on a CPU or the kernel on a GPU."""
+"""``kv_compact``: check the contract, then the pure core on a CPU or the kernel on a GPU."""
 
 from __future__ import annotations
 
 import torch
 
 from treeverify.ops.kv_compact.contract import PoolTable, check
+from treeverify.ops.kv_compact.cpu import kv_compact_cpu
 from treeverify.ops.kv_compact.cuda import kv_compact_cuda
-from treeverify.ops.kv_compact.reference import kv_compact_reference
 
 
 def kv_compact(table: PoolTable, slots: torch.Tensor, path: torch.Tensor, lengths: torch.Tensor) -> None:
@@ -27,4 +27,4 @@ def kv_compact(table: PoolTable, slots: torch.Tensor, path: torch.Tensor, length
     if check(table, slots, path, lengths).on_gpu:
         kv_compact_cuda(table, slots, path, lengths)
     else:
-        kv_compact_reference(table, slots, path, lengths)
+        kv_compact_cpu(table, slots, path, lengths)

@@ -23,6 +23,7 @@ from treeverify.errors import ContractError
 from treeverify.ops.checks import INDEX_DTYPES, Checker
 
 OPERATOR = "kv_compact"
+DUMMY_SLOT = 0
 MAX_WIDTH = 257
 
 
@@ -89,6 +90,22 @@ def check(table: PoolTable, slots: torch.Tensor, path: torch.Tensor, lengths: to
     checker.integer("path: dimension 1 (depth + 1)", path.shape[1], 1, MAX_WIDTH)
     checker.tensor("lengths", lengths, (torch.int32,), (batch,))
     return checker
+
+
+def check_values(table: PoolTable, slots: torch.Tensor, path: torch.Tensor, lengths: torch.Tensor) -> None:
+    """Check the values of a call on a CPU; raises ``ContractError`` for a slot or a path that is none."""
+    seen: set[int] = set()
+    for request, (own, nodes, length) in enumerate(zip(slots.tolist(), path.tolist(), lengths.tolist(), strict=True)):
+        for node, slot in enumerate(own):
+            if not 0 <= slot < table.rows:
+                raise ContractError.of(OPERATOR, f"slots[{request}, {node}]", f"0..{table.rows - 1}", slot)
+            if slot in seen and slot != DUMMY_SLOT:
+                raise ContractError.of(OPERATOR, f"slots[{request}, {node}]", "distinct slots", f"{slot} again")
+            seen.add(slot)
+        nodes = nodes[: max(length, 0)]
+        if len(nodes) != length or length < 1 or nodes[0] != 0 or nodes != sorted(set(nodes)) or nodes[-1] >= len(own):
+            expected = f"{length} nodes rising from 0, below {len(own)}"
+            raise ContractError.of(OPERATOR, f"path[{request}]", expected, nodes)
 
 
 def _check_buffer(checker: Checker, name: str, buffer: torch.Tensor, first: torch.Tensor) -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from treeverify.ops.kv_compact.contract import PoolTable, check
-
-_DUMMY_SLOT = 0
+from treeverify.ops.kv_compact.contract import PoolTable, check, check_values
 
 
 def kv_compact_reference(table: PoolTable, slots: torch.Tensor, path: torch.Tensor, lengths: torch.Tensor) -> None:
@@ -16,21 +14,12 @@ def kv_compact_reference(table: PoolTable, slots: torch.Tensor, path: torch.Tens
         ContractError: the call breaks the contract; a path does not rise from 0 or leaves the width; a slot is not in
             the pool, or is named twice (other than slot 0).
     """
-    checker = check(table, slots, path, lengths)
+    check(table, slots, path, lengths)
+    check_values(table, slots, path, lengths)
     sources: list[int] = []
     destinations: list[int] = []
-    seen: set[int] = set()
     for request, length in enumerate(lengths.tolist()):
-        own, nodes = slots[request].tolist(), path[request, : max(length, 0)].tolist()
-        for node, slot in enumerate(own):
-            if not 0 <= slot < table.rows:
-                raise checker.refuse(f"slots[{request}, {node}]", f"0..{table.rows - 1}", slot)
-            if slot in seen and slot != _DUMMY_SLOT:
-                raise checker.refuse(f"slots[{request}, {node}]", "distinct slots", f"{slot} again")
-            seen.add(slot)
-        if len(nodes) != length or length < 1 or nodes[0] != 0 or nodes != sorted(set(nodes)) or nodes[-1] >= len(own):
-            expected = f"{length} nodes rising from 0, below {len(own)}"
-            raise checker.refuse(f"path[{request}]", expected, nodes)
+        own, nodes = slots[request].tolist(), path[request, :length].tolist()
         moves = [(own[node], own[place]) for place, node in enumerate(nodes) if own[node] != own[place]]
         sources += [source for source, _ in moves]
         destinations += [destination for _, destination in moves]

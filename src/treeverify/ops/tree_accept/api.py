@@ -1,12 +1,12 @@
-"""``tree_accept`` and ``tree_accept_sampled``: check, then the reference on a CPU or the kernel on a GPU."""
+"""``tree_accept`` and ``tree_accept_sampled``: check, then the pure core on a CPU or the kernel on a GPU."""
 
 from __future__ import annotations
 
 import torch
 
 from treeverify.ops.tree_accept.contract import Accepted, LawTensors, check, check_sampled, workspace_elements
+from treeverify.ops.tree_accept.cpu import tree_accept_cpu, tree_accept_sampled_cpu
 from treeverify.ops.tree_accept.cuda import tree_accept_cuda, tree_accept_sampled_cuda
-from treeverify.ops.tree_accept.reference import tree_accept_reference, tree_accept_sampled_reference
 
 
 def tree_accept(
@@ -34,11 +34,12 @@ def tree_accept(
             are examined on a CPU only.
     """
     checker = check(tokens, parents, samples, depth, out)
-    if not checker.on_gpu:
-        return _into(out, tree_accept_reference(tokens, parents, samples, depth=depth))
     if out is None:
         out = Accepted.empty(tokens.shape[0], tokens.shape[1], depth, tokens.device)
-    tree_accept_cuda(tokens, parents, samples, out)
+    if checker.on_gpu:
+        tree_accept_cuda(tokens, parents, samples, out)
+    else:
+        tree_accept_cpu(tokens, parents, samples, out)
     return out
 
 
@@ -60,7 +61,7 @@ def tree_accept_sampled(
         logits: ``[batch*width, vocab]`` float32 or bfloat16 of the whole vocabulary (up to 2^20), rows contiguous.
         law: temperature, top-k, top-p and min-p per request; greedy and sampling requests may be mixed.
         uniforms: ``[batch, depth+1]`` float64 in [0, 1): column d is for nodes of depth d
-            (``engine.randomness.uniforms(seed, position of the new token)``).
+            (``step.randomness.uniforms``).
         out: outputs of exactly these sizes.
         workspace: int64, ``contract.workspace_elements(batch)`` of them, any bytes; unused on a CPU. With ``out`` and
             ``workspace`` a call on a GPU allocates nothing.
@@ -73,19 +74,12 @@ def tree_accept_sampled(
             visited row) are examined on a CPU only.
     """
     checker = check_sampled(tokens, parents, logits, law, uniforms, out, workspace)
-    if not checker.on_gpu:
-        return _into(out, tree_accept_sampled_reference(tokens, parents, logits, law, uniforms))
     if out is None:
         out = Accepted.empty(tokens.shape[0], tokens.shape[1], uniforms.shape[1] - 1, tokens.device)
+    if not checker.on_gpu:
+        tree_accept_sampled_cpu(tokens, parents, logits, law, uniforms, out)
+        return out
     if workspace is None:
         workspace = torch.empty(workspace_elements(tokens.shape[0]), dtype=torch.int64, device=tokens.device)
     tree_accept_sampled_cuda(tokens, parents, logits, law, uniforms, workspace, out)
-    return out
-
-
-def _into(out: Accepted | None, made: Accepted) -> Accepted:
-    if out is None:
-        return made
-    for name in ("path", "lengths", "new_tokens", "bonus"):
-        getattr(out, name).copy_(getattr(made, name))
     return out

@@ -8,7 +8,7 @@ a walk that would go deeper ends there with the sample at its last node as bonus
 *Greedy*: the samples are given, one per node (the argmax of its logits, say). *Sampled*: the sample at a node of depth
 d is drawn from the law of ``tree.law`` (temperature, top-k, top-p, min-p of its request) by inverting the cumulative
 law in token-id order at ``uniforms[request, d]``. Nodes at one depth share a number; a walk uses each at most once, so
-the law is exact, and plain decoding with the same numbers gives the same tokens (``engine.randomness``). A temperature
+the law is exact, and plain decoding with the same numbers gives the same tokens (``step.randomness``). A temperature
 below 1e-5, or top-k 1, is the argmax, the lowest id of equal logits. A visited node whose logits hold NaN or +inf, or
 nothing but -inf, ends the walk with bonus -1, which is no token (a call on a CPU refuses it by name instead).
 
@@ -24,6 +24,7 @@ from dataclasses import dataclass
 
 import torch
 
+from treeverify.errors import ContractError
 from treeverify.ops.checks import Checker
 
 OPERATOR, SAMPLED = "tree_accept", "tree_accept_sampled"
@@ -151,3 +152,25 @@ def _check_trees(
         checker.tensor("out.new_tokens", out.new_tokens, (torch.int64,), (batch, width))
         checker.tensor("out.bonus", out.bonus, (torch.int64,), (batch,))
     return checker
+
+
+def check_values(law: LawTensors, uniforms: torch.Tensor) -> None:
+    """Check the values of a sampled call on a CPU; raises ``ContractError`` for one out of range."""
+    ranges = {
+        "law.temperature": (law.temperature, (law.temperature >= 0) & (law.temperature < torch.inf), "finite, >= 0"),
+        "law.top_k": (law.top_k, law.top_k >= 1, ">= 1"),
+        "law.top_p": (law.top_p, (law.top_p > 0) & (law.top_p <= 1), "in (0, 1]"),
+        "law.min_p": (law.min_p, (law.min_p >= 0) & (law.min_p <= 1), "in [0, 1]"),
+        "uniforms": (uniforms, (uniforms >= 0) & (uniforms < 1), "in [0, 1)"),
+    }
+    for name, (tensor, good, expected) in ranges.items():
+        if not bool(good.all()):
+            at = (~good).nonzero()[0].tolist()
+            raise ContractError.of(SAMPLED, f"{name}{at}", expected, tensor[tuple(at)].item())
+
+
+def check_samples(samples: torch.Tensor) -> None:
+    """Check the values of a greedy call on a CPU; raises ``ContractError`` for a negative sample."""
+    if bool((samples < 0).any()):
+        at = (samples < 0).nonzero()[0].tolist()
+        raise ContractError.of(OPERATOR, f"samples{at}", ">= 0", int(samples[tuple(at)]))

@@ -11,12 +11,13 @@ from treeverify.ops.tree_accept.contract import (
     GREEDY_BELOW,
     NO_NODE,
     NO_TOKEN,
-    OPERATOR,
     SAMPLED,
     Accepted,
     LawTensors,
     check,
     check_sampled,
+    check_samples,
+    check_values,
 )
 
 
@@ -29,9 +30,7 @@ def tree_accept_reference(
         ContractError: the call breaks the contract, or a sample is negative.
     """
     check(tokens, parents, samples, depth, None)
-    if bool((samples < 0).any()):
-        at = (samples < 0).nonzero()[0].tolist()
-        raise ContractError.of(OPERATOR, f"samples{at}", ">= 0", int(samples[tuple(at)]))
+    check_samples(samples)
     return _walk(tokens, parents, depth, lambda request, node, _: int(samples[request, node]))
 
 
@@ -45,7 +44,7 @@ def tree_accept_sampled_reference(
             hold NaN, +inf or nothing but -inf.
     """
     check_sampled(tokens, parents, logits, law, uniforms, None)
-    _check_values(law, uniforms)
+    check_values(law, uniforms)
     width = tokens.shape[1]
 
     def draw(request: int, node: int, step: int) -> int:
@@ -98,17 +97,3 @@ def _walk(tokens: torch.Tensor, parents: torch.Tensor, depth: int, draw: Callabl
         out.new_tokens[request, : len(new)] = torch.tensor(new)
         out.lengths[request], out.bonus[request] = len(path), new[-1]
     return out
-
-
-def _check_values(law: LawTensors, uniforms: torch.Tensor) -> None:
-    ranges = {
-        "law.temperature": (law.temperature, (law.temperature >= 0) & (law.temperature < torch.inf), "finite, >= 0"),
-        "law.top_k": (law.top_k, law.top_k >= 1, ">= 1"),
-        "law.top_p": (law.top_p, (law.top_p > 0) & (law.top_p <= 1), "in (0, 1]"),
-        "law.min_p": (law.min_p, (law.min_p >= 0) & (law.min_p <= 1), "in [0, 1]"),
-        "uniforms": (uniforms, (uniforms >= 0) & (uniforms < 1), "in [0, 1)"),
-    }
-    for name, (tensor, good, expected) in ranges.items():
-        if not bool(good.all()):
-            at = (~good).nonzero()[0].tolist()
-            raise ContractError.of(SAMPLED, f"{name}{at}", expected, tensor[tuple(at)].item())

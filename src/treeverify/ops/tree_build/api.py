@@ -1,12 +1,12 @@
-"""``tree_build``: check the contract, then the reference on a CPU or the kernel on a GPU."""
+"""``tree_build``: check the contract, then the pure core on a CPU or the kernel on a GPU."""
 
 from __future__ import annotations
 
 import torch
 
 from treeverify.ops.tree_build.contract import DraftTrees, check
+from treeverify.ops.tree_build.cpu import tree_build_cpu
 from treeverify.ops.tree_build.cuda import tree_build_cuda
-from treeverify.ops.tree_build.reference import tree_build_reference
 
 
 def tree_build(
@@ -35,14 +35,10 @@ def tree_build(
             log-probabilities, NaN) are examined on a CPU only; on a GPU a NaN is not drafted.
     """
     checker = check(log_probs, token_ids, roots, budget, out)
-    if not checker.on_gpu:
-        made = tree_build_reference(log_probs, token_ids, roots, budget=budget)
-        if out is None:
-            return made
-        for name in ("tokens", "parents", "depths", "scores", "widths"):
-            getattr(out, name).copy_(getattr(made, name))
-        return out
     if out is None:
         out = DraftTrees.empty(len(roots), budget + 1, roots.device)
-    tree_build_cuda(log_probs, token_ids, roots, out)
+    if checker.on_gpu:
+        tree_build_cuda(log_probs, token_ids, roots, out)
+    else:
+        tree_build_cpu(log_probs, token_ids, roots, budget, out)
     return out

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
+from treeverify.errors import ContractError
 from treeverify.ops.checks import Checker
 
 OPERATOR = "tree_build"
@@ -69,3 +70,13 @@ def check(
         checker.tensor("out.scores", out.scores, (torch.float32,), (batch, width))
         checker.tensor("out.widths", out.widths, (torch.int32,), (batch,))
     return checker
+
+
+def check_values(log_probs: torch.Tensor) -> None:
+    """Check the values of a call on a CPU; raises ``ContractError`` for NaN, positive or rising log-probabilities."""
+    bound = torch.cat([torch.zeros_like(log_probs[..., :1]), log_probs[..., :-1]], dim=-1)
+    bad = ~(log_probs <= bound)  # a NaN fails every comparison
+    if bool(bad.any()):
+        at = bad.nonzero()[0].tolist()
+        value = float(log_probs[tuple(at)])
+        raise ContractError.of(OPERATOR, f"log_probs{at}", "<= 0 and not above rank - 1", value)

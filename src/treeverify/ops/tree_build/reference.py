@@ -7,8 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from treeverify.errors import ContractError
-from treeverify.ops.tree_build.contract import OPERATOR, DraftTrees, check
+from treeverify.ops.tree_build.contract import DraftTrees, check, check_values
 
 _OUTSIDE = -np.float32(np.inf)
 
@@ -30,7 +29,7 @@ def tree_build_reference(
         ContractError: the call breaks the contract, or a log-probability is NaN, positive or above the one before it.
     """
     check(log_probs, token_ids, roots, budget, None)
-    _check_values(log_probs)
+    check_values(log_probs)
     out = DraftTrees.empty(len(roots), budget + 1, roots.device)
     out.tokens.copy_(roots[:, None].expand_as(out.tokens))
     out.parents.fill_(-1)
@@ -72,12 +71,3 @@ def _best_first(log_probs: np.ndarray[tuple[int, ...], np.dtype[np.float32]], bu
         put((*node.ranks[:-1], node.ranks[-1] + 1), node.parent)
         put((*node.ranks, 0), len(taken))
     return taken
-
-
-def _check_values(log_probs: torch.Tensor) -> None:
-    bound = torch.cat([torch.zeros_like(log_probs[..., :1]), log_probs[..., :-1]], dim=-1)
-    bad = ~(log_probs <= bound)  # a NaN fails every comparison
-    if bool(bad.any()):
-        at = bad.nonzero()[0].tolist()
-        value = float(log_probs[tuple(at)])
-        raise ContractError.of(OPERATOR, f"log_probs{at}", "<= 0 and not above rank - 1", value)

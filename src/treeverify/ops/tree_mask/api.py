@@ -1,12 +1,12 @@
-"""``tree_mask``: check the contract, then the reference on a CPU or the kernel on a GPU."""
+"""``tree_mask``: check the contract, then the pure core on a CPU or the kernel on a GPU."""
 
 from __future__ import annotations
 
 import torch
 
 from treeverify.ops.tree_mask.contract import TreeMasks, check
+from treeverify.ops.tree_mask.cpu import tree_mask_cpu
 from treeverify.ops.tree_mask.cuda import tree_mask_cuda
-from treeverify.ops.tree_mask.reference import tree_mask_reference
 
 
 def tree_mask(parents: torch.Tensor, prefix_lengths: torch.Tensor, *, out: TreeMasks | None = None) -> TreeMasks:
@@ -32,5 +32,6 @@ def tree_mask(parents: torch.Tensor, prefix_lengths: torch.Tensor, *, out: TreeM
         checker = check(parents, prefix_lengths, out)
     if checker.on_gpu:
         tree_mask_cuda(parents, prefix_lengths, out)
-        return out
-    return tree_mask_reference(parents, prefix_lengths, out)
+    else:
+        tree_mask_cpu(parents, prefix_lengths, out)
+    return out

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from treeverify.integrations.sglang.ddtree.compat import PLAN, WORKER
-from treeverify.integrations.sglang.ddtree.window import Window
 from treeverify.integrations.sglang.names import check_assigned, check_parameters
+from treeverify.step.window import Window
 
 _PARAMETERS = {
     f"{WORKER}._ensure_draft_block_buffers": "self bs",

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from treeverify.integrations.sglang.compat import check_version
-from treeverify.integrations.sglang.ddtree.window import Window
 from treeverify.integrations.sglang.names import check_parameters, find, mismatch, read
 from treeverify.ops.feature_gather.contract import Gathered
+from treeverify.step.window import Window
 
 WORKER = "sglang.srt.speculative.dflash_worker_v2.DFlashWorkerV2"
 _INPUT = "sglang.srt.speculative.dflash_info.DFlashVerifyInput"

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 
 from treeverify.integrations.sglang.ddtree import compat
-from treeverify.integrations.sglang.ddtree.window import Window
 from treeverify.integrations.sglang.names import check_assigned, find, mismatch, read
+from treeverify.step.window import Window
 
 _GROUP = "sglang.srt.distributed.get_tp_group"
 _HELPER = "sglang.kernels.ops.speculative.fused_kv_materialize.FusedKVMaterializeHelper"

@@ -1,0 +1,48 @@
+"""``tree_mask`` on a CPU: the pure core's visibility and packing."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from treeverify.ops.tree_mask.contract import TreeMasks
+from treeverify.tree.packing import pack_rows
+from treeverify.tree.visibility import ancestors
+
+_NO_LINK = -1
+
+
+def tree_mask_cpu(parents: torch.Tensor, prefix_lengths: torch.Tensor, out: TreeMasks) -> None:
+    """Fill the outputs that ``out`` holds; the call is checked."""
+    width = parents.shape[1]
+    up = [[p if 0 <= p < node else -1 for node, p in enumerate(row)] for row in parents.tolist()]
+    visible = np.stack([ancestors(row) for row in up])
+    if out.bits is not None:
+        out.bits.view(torch.int64).numpy()[:] = pack_rows(visible).view(np.int64)
+    if out.positions is not None:
+        depths = torch.from_numpy(visible.sum(-1) - 1)
+        out.positions.view_as(depths).copy_(prefix_lengths.unsqueeze(1) + depths)
+    if out.qlen_mask is not None:
+        out.qlen_mask[: visible.size] = torch.from_numpy(visible.reshape(-1))
+    if out.full_mask is not None:
+        begin = 0
+        for prefix, seen in zip(prefix_lengths.tolist(), visible, strict=True):
+            end = begin + width * (prefix + width)
+            out.full_mask[begin:end].view(width, prefix + width)[:, prefix:] = torch.from_numpy(seen)
+            begin = end
+    if out.retrieve is not None:
+        for request, row in enumerate(up):
+            out.retrieve[:, request] = torch.from_numpy(_links(row, request * width))
+
+
+def _links(parents: list[int], first: int) -> NDArray[np.int64]:
+    """Index, first child and next sibling of each node, int64 ``[3, width]``; children in rising order."""
+    links = np.full((3, len(parents)), _NO_LINK, dtype=np.int64)
+    links[0] = np.arange(first, first + len(parents))
+    last: dict[int, int] = {}
+    for node, parent in enumerate(parents):
+        if parent >= 0:
+            links[(2, last[parent]) if parent in last else (1, parent)] = node
+            last[parent] = node
+    return links
