@@ -107,7 +107,7 @@ class TensorContract {
   }
 
   const TensorContract& contiguous() const {
-    if (tensor_.IsContiguous()) return *this;
+    if (tensor_.numel() == 0 || tensor_.IsContiguous()) return *this;  // strides of an empty tensor mean nothing
     if (tensor_.ndim() == 1) refuse(op_, part("stride of dimension 0"), 1, tensor_.stride(0));
     refuse(op_, part("strides"), "contiguous", list(tensor_.strides()));
   }
