@@ -13,7 +13,6 @@ from treeverify.integrations.sglang.ddtree.host import SGLangHost
 from treeverify.integrations.sglang.ddtree.metrics import Metrics
 from treeverify.integrations.sglang.ddtree.served import FORGOTTEN, KEPT, LEAST, Clock, Kind, size_of
 from treeverify.ops.feature_gather.contract import Gathered
-from treeverify.step import plain
 from treeverify.step.plain import run_of
 from treeverify.step.step import Step
 
@@ -109,10 +108,6 @@ def test_a_run_is_plain_decoding(monkeypatch: pytest.MonkeyPatch, requests: int,
         assert rows.features[row, :run, 0].tolist() == kept, "a later step overwrote what an earlier one gave"
     assert not rows.slots[:, run:].any(), "beyond the run is padding"
     assert found.logits_output.hidden_states is None
-
-
-def test_a_block_shorter_than_a_run_bounds_it() -> None:
-    assert [run_of(block) for block in (2, 3, plain.RUN, 16)] == [2, 3, plain.RUN, plain.RUN]
 
 
 class Learned:
