@@ -11,7 +11,7 @@ from treeverify.engine.request import SamplingParams
 from treeverify.ops.tree_accept.api import tree_accept
 from treeverify.ops.tree_accept.contract import NO_TOKEN
 from treeverify.ops.tree_build.api import tree_build
-from treeverify.step.plain import Chains
+from treeverify.step.plain import RUN, Chains, run_of
 from treeverify.step.step import Step
 
 NEW = 30
@@ -148,3 +148,7 @@ def test_what_comes_after_no_token_is_not_kept():
     assert chain.bonus.tolist() == [NO_TOKEN, 4, NO_TOKEN]
     assert chain.path.tolist() == [[0, 1, -1, -1, -1, -1], [0, 1, 2, 3, -1, -1], [0, -1, -1, -1, -1, -1]]
     assert chains.accepted(tokens[1:2], drawn=False).lengths.tolist() == [4]
+
+
+def test_a_block_shorter_than_a_run_bounds_it():
+    assert [run_of(block) for block in (2, 3, RUN, 16)] == [2, 3, RUN, RUN]

@@ -134,7 +134,6 @@ def test_a_chain_is_its_tokens_in_a_row(tokens):
     tree = chain_tree(9, tokens)
     assert tree.tokens.tolist() == [9, *(int(t) for t in tokens)]
     assert tree.parents.tolist() == list(range(-1, len(tokens)))
-    assert tree.is_chain
 
 
 @pytest.mark.parametrize(

@@ -33,22 +33,6 @@ def test_depth_counts_the_steps_to_the_root(tree):
     assert tree.max_depth == max(tree.depths)
 
 
-def test_positions_are_start_plus_depth_so_siblings_share_one():
-    tree = make([9, 1, 2, 3, 4], [-1, 0, 0, 2, 2])
-    positions = tree.positions(100)
-    assert positions.tolist() == [100, 101, 101, 102, 102]
-    assert positions.dtype == np.int64
-    with pytest.raises(ContractError, match="start: expected >= 0, got -1"):
-        tree.positions(-1)
-
-
-@pytest.mark.parametrize(
-    ("parents", "chain"), [([-1], True), ([-1, 0, 1, 2], True), ([-1, 0, 0], False), ([-1, 0, 1, 1], False)]
-)
-def test_only_a_chain_is_a_chain(parents, chain):
-    assert make(range(len(parents)), parents).is_chain is chain
-
-
 @pytest.mark.parametrize(
     ("parents", "message"),
     [

@@ -104,11 +104,6 @@ class ScoredTree:
     tree: Tree
     scores: NDArray[np.float32]
 
-    def cut(self, width: int) -> Tree:
-        """The tree of the first ``width`` nodes, or the whole one if it has no more; ContractError below 1."""
-        width = require_int("cut", "width", width, minimum=1)
-        return self.tree if width >= self.tree.width else Tree(self.tree.tokens[:width], self.tree.parents[:width])
-
 
 def build_tree(root_token: int, candidates: Candidates, budget: int) -> Tree:
     """Build the DDTree of at most ``budget`` nodes without the root (width <= budget + 1).

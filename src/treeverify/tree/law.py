@@ -16,7 +16,6 @@ tie, at a boundary or at the argmax, goes to the smaller id. All arithmetic is f
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeverify.errors import ConfigError, ContractError
-from treeverify.tree._arrays import INT64_MAX, frozen, require_array, require_int
+from treeverify.tree._arrays import require_array, require_int
 
 GREEDY_BELOW = 1e-5
 """A temperature below this is greedy (arXiv 2604.12989 and its code use the same bound)."""
@@ -68,64 +67,13 @@ class LawParams:
         return self.temperature < GREEDY_BELOW
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class RowParams:
-    """`LawParams` of many rows as arrays [rows], read-only: temperature, top_p, min_p float64; top_k int64.
-
-    ``top_k`` of the largest int64 stands for "off". Build it with `of`, which takes validated parameters.
-    """
-
-    temperature: NDArray[np.float64]
-    top_k: NDArray[np.int64]
-    top_p: NDArray[np.float64]
-    min_p: NDArray[np.float64]
-
-    @classmethod
-    def of(cls, params: Sequence[LawParams], repeats: int | Sequence[int] = 1) -> RowParams:
-        """Stack one `LawParams` per request, each repeated for ``repeats`` rows (one number, or one per request)."""
-        top_k = [INT64_MAX if p.top_k is None else p.top_k for p in params]
-        return cls(
-            frozen(np.repeat(np.array([p.temperature for p in params], dtype=np.float64), repeats)),
-            frozen(np.repeat(np.array(top_k, dtype=np.int64), repeats)),
-            frozen(np.repeat(np.array([p.top_p for p in params], dtype=np.float64), repeats)),
-            frozen(np.repeat(np.array([p.min_p for p in params], dtype=np.float64), repeats)),
-        )
-
-    @property
-    def rows(self) -> int:
-        """Number of rows."""
-        return len(self.temperature)
-
-
 def target_law(logits: NDArray[Any], params: LawParams) -> NDArray[np.float64]:
     """Return the law float64 [..., vocab] of each row of ``logits`` [..., vocab] (float16, float32 or float64).
 
     A logit of -inf has probability 0. Raises ContractError that names row and token for a NaN or +inf logit, names the
     row if all its logits are -inf, and for another dtype, a scalar or an empty vocabulary.
     """
-    rows = _checked_rows("target_law", logits)
-    return _law(rows, RowParams.of([params], len(rows))).reshape(logits.shape)
-
-
-def target_law_rows(logits: NDArray[Any], params: RowParams) -> NDArray[np.float64]:
-    """Return the law float64 [rows, vocab] of ``logits`` [rows, vocab], each row with its own parameters.
-
-    As `target_law`; raises ContractError also when ``params`` has another number of rows.
-    """
-    require_array("target_law_rows", "logits", logits, _FLOATS, ndim=2)
-    rows = _checked_rows("target_law_rows", logits)
-    if params.rows != len(rows):
-        raise ContractError.of("target_law_rows", "params: rows", f"{len(rows)} (as logits)", params.rows)
-    return _law(rows, params)
-
-
-def greedy_tokens(logits: NDArray[Any]) -> NDArray[np.int64]:
-    """Return the argmax int64 [...] of ``logits`` [..., vocab]: what `sample` draws at temperature 0, without the law.
-
-    Equal logits: the smaller id. Raises ContractError as `target_law` does.
-    """
-    rows = _checked_rows("greedy_tokens", logits)
-    return np.asarray(rows.argmax(axis=1), dtype=np.int64).reshape(logits.shape[:-1])
+    return _law(_checked_rows("target_law", logits), params).reshape(logits.shape)
 
 
 def sample(law: NDArray[np.float64], uniforms: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -157,56 +105,45 @@ def sample(law: NDArray[np.float64], uniforms: NDArray[np.float64]) -> NDArray[n
     return np.asarray((cumulative <= (uniforms * total)[..., None]).sum(axis=-1), dtype=np.int64)
 
 
-def _law(logits: NDArray[np.float64], params: RowParams) -> NDArray[np.float64]:
+def _law(logits: NDArray[np.float64], params: LawParams) -> NDArray[np.float64]:
     """The law of checked rows [rows, vocab]."""
-    vocab = logits.shape[1]
-    law = np.zeros_like(logits)
-    greedy = params.temperature < GREEDY_BELOW
-    law[greedy, logits[greedy].argmax(axis=1)] = 1
-    drawn = np.flatnonzero(~greedy)
-    if len(drawn) == 0:
+    rows, vocab = logits.shape
+    if params.greedy:
+        law = np.zeros_like(logits)
+        law[np.arange(rows), logits.argmax(axis=1)] = 1
         return law
-    logits, temperature = logits[drawn], params.temperature[drawn, None]
-    top_k, top_p, min_p = params.top_k[drawn], params.top_p[drawn], params.min_p[drawn]
-    weights = _weights(logits, logits.max(axis=1, keepdims=True), temperature)
-    weights[weights < min_p[:, None]] = 0
-    filtered = np.flatnonzero((top_k < vocab) | (top_p < 1))
-    if len(filtered):
-        last, count = _cut(logits[filtered], temperature[filtered], top_k[filtered], top_p[filtered])
-        weights[filtered] *= _first(logits[filtered], last, count)
-    law[drawn] = weights / weights.sum(axis=1, keepdims=True)
-    return law
+    weights = _weights(logits, logits.max(axis=1, keepdims=True), params.temperature)
+    weights[weights < params.min_p] = 0
+    if (params.top_k is not None and params.top_k < vocab) or params.top_p < 1:
+        weights *= _first(logits, *_cut(logits, params))
+    return np.asarray(weights / weights.sum(axis=1, keepdims=True))
 
 
-def _weights(
-    logits: NDArray[np.float64], peak: NDArray[np.float64], temperature: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """exp((logits - peak) / temperature) [rows, vocab]; peak and temperature [rows, 1]."""
+def _weights(logits: NDArray[np.float64], peak: NDArray[np.float64], temperature: float) -> NDArray[np.float64]:
+    """exp((logits - peak) / temperature) [rows, vocab]; peak [rows, 1]."""
     with np.errstate(over="ignore"):  # a gap past float64 is a weight of 0
         scaled: NDArray[np.float64] = np.exp((logits - peak) / temperature)
     return scaled
 
 
-def _cut(
-    logits: NDArray[np.float64], temperature: NDArray[np.float64], top_k: NDArray[np.int64], top_p: NDArray[np.float64]
-) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+def _cut(logits: NDArray[np.float64], params: LawParams) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Where top-k and then top-p cut each row: the last kept token's logit, and how many are kept; both [rows].
 
-    Only the first tokens of each row are sorted: as many as the largest top-k, then 8 times as many while a nucleus
-    does not fit, the whole vocabulary at the most.
+    Only the first tokens of each row are sorted: as many as top-k, then 8 times as many while a nucleus does not fit,
+    the whole vocabulary at the most.
     """
     rows, vocab = logits.shape
     peak = logits.max(axis=1, keepdims=True)
-    limited = top_k < vocab
-    mass = np.zeros(rows) if limited.all() else _weights(logits, peak, temperature).sum(axis=1)
-    width = min(vocab, int(max(_FIRST_LOOK, top_k[limited].max(initial=1))))
+    top_k = vocab if params.top_k is None else min(params.top_k, vocab)
+    whole = _weights(logits, peak, params.temperature).sum(axis=1) if top_k == vocab else None
+    width = min(vocab, _FIRST_LOOK if top_k == vocab else max(_FIRST_LOOK, top_k))
     while True:
         ranked = np.sort(np.partition(logits, vocab - width, axis=1)[:, vocab - width :], axis=1)[:, ::-1]
-        kept = np.where(np.arange(width) < top_k[:, None], _weights(ranked, peak, temperature), 0)
+        kept = np.where(np.arange(width) < top_k, _weights(ranked, peak, params.temperature), 0)
         cumulative = np.cumsum(kept, axis=1)
-        total = np.where(limited, cumulative[:, -1], mass)
-        nucleus = 1 + np.count_nonzero(cumulative < (top_p * total)[:, None], axis=1)
-        count = np.minimum(np.where(top_p < 1, nucleus, vocab), np.minimum(top_k, vocab))
+        total = cumulative[:, -1] if whole is None else whole
+        nucleus = 1 + np.count_nonzero(cumulative < (params.top_p * total)[:, None], axis=1)
+        count = np.minimum(nucleus, top_k) if params.top_p < 1 else np.full(rows, top_k)
         if width == vocab or (count <= width).all():
             return ranked[np.arange(rows), count - 1], count
         width = min(vocab, 8 * width)

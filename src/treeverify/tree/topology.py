@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeverify.errors import ContractError
-from treeverify.tree._arrays import frozen, require_array, require_int
+from treeverify.tree._arrays import frozen, require_array
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -56,18 +56,6 @@ class Tree:
     def max_depth(self) -> int:
         """Depth of the deepest node; an accepted path has at most ``max_depth + 1`` nodes."""
         return int(self.depths.max())
-
-    @property
-    def is_chain(self) -> bool:
-        """True if every node's parent is the node before it: such a tree needs no mask. The root alone is a chain."""
-        return self.max_depth == self.width - 1
-
-    def positions(self, start: int) -> NDArray[np.int64]:
-        """Position ids int64 [width]: ``start + depth``, so that siblings share a position.
-
-        ``start`` is the root's position, which is the prefix length. Raises ContractError if it is negative.
-        """
-        return self.depths + np.int64(require_int("Tree.positions", "start", start))
 
 
 def _depths(parents: list[int]) -> list[int]:

@@ -13,21 +13,11 @@ from treeverify.integrations.sglang.ddtree.host import SGLangHost
 from treeverify.integrations.sglang.ddtree.metrics import Metrics
 from treeverify.integrations.sglang.ddtree.served import FORGOTTEN, KEPT, LEAST, Clock, Kind, size_of
 from treeverify.ops.feature_gather.contract import Gathered
-from treeverify.step import plain, step
 from treeverify.step.plain import run_of
 from treeverify.step.step import Step
 
 BLOCK, WIDTH, DIM, VOCAB = 6, 9, 3, 50
 RUN = run_of(BLOCK)
-
-
-SAMPLING = SimpleNamespace(
-    is_all_greedy=False,
-    temperatures=torch.ones(2, 1),
-    top_ks=torch.tensor([1, 1 << 30]),
-    top_ps=torch.ones(2),
-    min_ps=torch.zeros(2),
-)
 
 
 def follows(token: int, position: int) -> int:
@@ -53,7 +43,6 @@ class Toy:
         self.verified: list[tuple[list[int], ...]] = []
         self.appended: list[Gathered] = []
         self.published: list[list[int]] = []
-        self.nothing_at: int | None = None
         monkeypatch.setattr(compat, "run_verify", self.verify)
         monkeypatch.setattr(compat, "result", lambda **fields: SimpleNamespace(**fields))
 
@@ -76,16 +65,13 @@ class Toy:
     def append(self, rows: Gathered) -> None:
         self.appended.append(Gathered(*(tensor.clone() for tensor in vars(rows).values())))
 
-    def run(self, lengths: list[int], roots: list[int], sampling: Any = None, run: int = RUN) -> Any:
+    def run(self, lengths: list[int], roots: list[int], run: int = RUN) -> Any:
         batch = SimpleNamespace(
             req_pool_indices=torch.arange(1, 1 + len(roots)),
             seq_lens=torch.tensor(lengths),
             seq_lens_cpu=torch.tensor(lengths),
             spec_info=SimpleNamespace(bonus_tokens=torch.tensor(roots)),
-            sampling_info=sampling,
-            reqs=[
-                SimpleNamespace(rid=str(n), sampling_params=SimpleNamespace(sampling_seed=n)) for n in range(len(roots))
-            ],
+            sampling_info=None,
         )
         return self.step.plain(batch, run, lambda lengths: self.published.append(lengths.tolist()))
 
@@ -122,67 +108,6 @@ def test_a_run_is_plain_decoding(monkeypatch: pytest.MonkeyPatch, requests: int,
         assert rows.features[row, :run, 0].tolist() == kept, "a later step overwrote what an earlier one gave"
     assert not rows.slots[:, run:].any(), "beyond the run is padding"
     assert found.logits_output.hidden_states is None
-
-
-def test_a_smaller_batch_after_a_larger_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    toy = Toy(monkeypatch)
-    toy.run([5, 8, 2], [3, 4, 49])
-    for run in (RUN, 2):
-        toy.verified.clear()
-        found = toy.run([6, 3], [1, 2], run=run)
-        assert found.accept_lens.tolist() == [run] * 2
-        assert found.next_token_ids.tolist()[::run] == [follows(1, 6), follows(2, 3)]
-
-
-@pytest.mark.parametrize("at", range(1, RUN + 1))
-def test_what_is_no_token_ends_the_request(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
-    """A sampled step whose logits are NaN gives -1; SGLang ends the request there. The other request goes on."""
-    toy, stock = Toy(monkeypatch), Step.next
-
-    def following(steps: Any, *arguments: Any) -> Any:
-        found = stock(steps, *arguments)
-        if len(toy.verified) == at:
-            found[0] = -1
-        return found
-
-    monkeypatch.setattr(Step, "next", following)
-    found = toy.run([5, 8], [3, 4], SAMPLING)
-    tokens = found.next_token_ids.view(2, RUN)
-    assert tokens[0, at - 1] == -1
-    assert (tokens[0, : at - 1] >= 0).all()
-    assert (tokens[1] >= 0).all()
-    assert all(ids[0] >= 0 for ids, _, _ in toy.verified), "it was looked up"
-    assert found.accept_lens.tolist() == [at, RUN]
-    assert found.new_seq_lens.tolist() == [5 + at, 8 + RUN]
-    assert toy.published == [[5 + at, 8 + RUN]]
-    assert found.next_draft_input.bonus_tokens.tolist() == [-1, tokens[1, -1]]
-    (rows,) = toy.appended
-    assert rows.slots[0, at:].tolist() == [0] * (BLOCK - at), "what came after it was kept"
-    assert rows.slots[:, :at].all()
-    assert rows.slots[1, :RUN].all()
-
-
-def test_a_run_draws_where_requests_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each step at its own place of the numbers: as steps one at a time would, whatever the batch."""
-    toy, sure = Toy(monkeypatch), 1e4
-    asked, stock = [], step.uniforms
-    monkeypatch.setattr(step, "uniforms", lambda *given: (asked.append(given[1].tolist()), stock(*given))[1])
-    verify = toy.verify
-
-    def sharper(*arguments: Any) -> Any:
-        found = verify(*arguments)
-        found.logits_output.next_token_logits.mul_(sure)
-        return found
-
-    monkeypatch.setattr(compat, "run_verify", sharper)
-    found = toy.run([5, 8], [3, 4], SAMPLING)
-    assert asked == [[5 + place, 8 + place] for place in range(RUN)]
-    greedy = Toy(monkeypatch).run([5, 8], [3, 4])
-    assert found.next_token_ids.tolist() == greedy.next_token_ids.tolist()
-
-
-def test_a_block_shorter_than_a_run_bounds_it() -> None:
-    assert [run_of(block) for block in (2, 3, plain.RUN, 16)] == [2, 3, plain.RUN, plain.RUN]
 
 
 class Learned:

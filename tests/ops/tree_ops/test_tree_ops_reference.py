@@ -74,4 +74,4 @@ def test_masks(tree, prefix):
     _, parents = padded([tree], tree.width, torch.device("cpu"))
     masks = REFERENCE.tree_mask(parents, torch.tensor([prefix]))
     assert (unpack_rows(masks.bits[0].numpy(), tree.width) == visibility(tree)).all()
-    equal("positions", masks.positions, tree.positions(prefix))
+    equal("positions", masks.positions, prefix + tree.depths.astype(np.int64))

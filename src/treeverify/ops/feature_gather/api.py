@@ -1,12 +1,12 @@
-"""``feature_gather``: check the contract, then torch on a CPU or the kernel on a GPU."""
+"""``feature_gather``: check the contract, then the reference on a CPU or the kernel on a GPU."""
 
 from __future__ import annotations
 
 import torch
 
 from treeverify.ops.feature_gather.contract import Gathered, check
-from treeverify.ops.feature_gather.cpu import feature_gather_cpu
 from treeverify.ops.feature_gather.cuda import feature_gather_cuda
+from treeverify.ops.feature_gather.reference import feature_gather_reference
 
 
 def feature_gather(
@@ -36,10 +36,15 @@ def feature_gather(
             are examined on a CPU only. The kernel reads no row outside the request's own.
     """
     checker = check(features, path, lengths, slots, prefix_lengths, out)
+    if not checker.on_gpu:
+        made = feature_gather_reference(features, path, lengths, slots, prefix_lengths)
+        if out is None:
+            return made
+        for name in ("features", "slots", "positions"):
+            getattr(out, name)[: len(slots)] = getattr(made, name)
+            getattr(out, name)[len(slots) :] = 0
+        return out
     if out is None:
         out = Gathered.empty(len(slots), path.shape[1] - 1, features)
-    if checker.on_gpu:
-        feature_gather_cuda(features, path, lengths, slots, prefix_lengths, out)
-    else:
-        feature_gather_cpu(features, path, lengths, slots, prefix_lengths, out)
+    feature_gather_cuda(features, path, lengths, slots, prefix_lengths, out)
     return out

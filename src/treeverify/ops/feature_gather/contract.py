@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import torch
 
-from treeverify.errors import ContractError
 from treeverify.ops.checks import INDEX_DTYPES, Checker
 
 OPERATOR = "feature_gather"
@@ -70,13 +69,3 @@ def check(
         checker.tensor("out.slots", out.slots, (torch.int64,), (rows, columns))
         checker.tensor("out.positions", out.positions, (torch.int64,), (rows, columns))
     return checker
-
-
-def check_values(path: torch.Tensor, lengths: torch.Tensor, slots: torch.Tensor) -> None:
-    """Check the values of a call on a CPU; raises ``ContractError`` for a length or a node out of range."""
-    columns, width = path.shape[1], slots.shape[1]
-    for request, (nodes, length) in enumerate(zip(path.tolist(), lengths.tolist(), strict=True)):
-        if not 1 <= length <= columns:
-            raise ContractError.of(OPERATOR, f"lengths[{request}]", f"1..{columns}", length)
-        if not all(0 <= node < width for node in nodes[:length]):
-            raise ContractError.of(OPERATOR, f"path[{request}]", f"nodes 0..{width - 1}", nodes[:length])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from treeverify.ops.feature_gather.contract import Gathered, check, check_values
+from treeverify.ops.feature_gather.contract import Gathered, check
 
 
 def feature_gather_reference(
@@ -19,14 +19,17 @@ def feature_gather_reference(
     Raises:
         ContractError: the call breaks the contract, a length is outside 1..depth+1, or a path leaves the width.
     """
-    check(features, path, lengths, slots, prefix_lengths, None)
-    check_values(path, lengths, slots)
+    checker = check(features, path, lengths, slots, prefix_lengths, None)
     batch, width = slots.shape
     out = Gathered.empty(batch, path.shape[1] - 1, features)
     for tensor in (out.features, out.slots, out.positions):
         tensor.zero_()
     for request, length in enumerate(lengths.tolist()):
+        if not 1 <= length <= path.shape[1]:
+            raise checker.refuse(f"lengths[{request}]", f"1..{path.shape[1]}", length)
         nodes = path[request, :length].long()
+        if not bool(((nodes >= 0) & (nodes < width)).all()):
+            raise checker.refuse(f"path[{request}]", f"nodes 0..{width - 1}", nodes.tolist())
         places = torch.arange(length, device=slots.device)
         out.features[request, :length] = features[request * width + nodes]
         out.slots[request, :length] = slots[request, :length].long()

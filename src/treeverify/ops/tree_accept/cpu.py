@@ -45,11 +45,12 @@ def tree_accept_sampled_cpu(
 
     def draw(request: int, node: int, step: int) -> int:
         row = request * width + node
-        values = logits[row].float().numpy()
-        if not (values < np.inf).all() or values.max() == -np.inf:
+        try:
+            law_of_node = target_law(logits[row].float().numpy(), params[request])
+        except ContractError as error:
             expected, got = "finite or -inf, and not all -inf", "NaN, +inf or no finite logit"
-            raise ContractError.of(SAMPLED, f"logits[{row}]", expected, got)
-        return int(sample(target_law(values, params[request]), np.asarray(numbers[request, step])))
+            raise ContractError.of(SAMPLED, f"logits[{row}]", expected, got) from error
+        return int(sample(law_of_node, np.asarray(numbers[request, step])))
 
     _walk(tokens, parents, draw, out)
 

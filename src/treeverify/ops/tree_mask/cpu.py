@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from treeverify.ops.tree_mask.contract import TreeMasks
+from treeverify.ops.tree_mask.reference import tree_mask_reference
 from treeverify.tree.packing import pack_rows
 from treeverify.tree.visibility import ancestors
-
-_NO_LINK = -1
 
 
 def tree_mask_cpu(parents: torch.Tensor, prefix_lengths: torch.Tensor, out: TreeMasks) -> None:
@@ -31,18 +29,5 @@ def tree_mask_cpu(parents: torch.Tensor, prefix_lengths: torch.Tensor, out: Tree
             end = begin + width * (prefix + width)
             out.full_mask[begin:end].view(width, prefix + width)[:, prefix:] = torch.from_numpy(seen)
             begin = end
-    if out.retrieve is not None:
-        for request, row in enumerate(up):
-            out.retrieve[:, request] = torch.from_numpy(_links(row, request * width))
-
-
-def _links(parents: list[int], first: int) -> NDArray[np.int64]:
-    """Index, first child and next sibling of each node, int64 ``[3, width]``; children in rising order."""
-    links = np.full((3, len(parents)), _NO_LINK, dtype=np.int64)
-    links[0] = np.arange(first, first + len(parents))
-    last: dict[int, int] = {}
-    for node, parent in enumerate(parents):
-        if parent >= 0:
-            links[(2, last[parent]) if parent in last else (1, parent)] = node
-            last[parent] = node
-    return links
+    if out.retrieve is not None:  # links, of which the core knows nothing
+        tree_mask_reference(parents, prefix_lengths, TreeMasks(retrieve=out.retrieve))
