@@ -30,7 +30,7 @@ from treeverify.engine.request import Result, SamplingParams
 from treeverify.engine.verify import ours
 from treeverify.errors import ConfigError
 from treeverify.models.pair import load_pair
-from treeverify.serve.answer import answer
+from treeverify.serve.answer import Asked, answer
 from treeverify.serve.faults import plant
 from treeverify.serve.server import DTYPES
 
@@ -38,6 +38,8 @@ KERNELS = ("off", "on", "one-head-2ulp", "swapped-heads", "scaled", "wrong-mask"
 PROMPTS = (12, 24)
 DRAWS = 200
 SEED = 20261129
+NOBODY = Asked(rid="", prompt_tokens=0)
+"""Whose answers are only looked at for what they say of their texts."""
 
 
 def take(kernel: str, dtype: str, plan: Plan) -> Sample:
@@ -73,13 +75,13 @@ def take(kernel: str, dtype: str, plan: Plan) -> Sample:
 
 
 def _generation(name: str, result: Result) -> Generation:
-    meta = answer(result, None, 0, "", 0.0)["meta_info"]
+    meta = answer(NOBODY, result, None, 0.0)["meta_info"]
     accepted = meta["spec_correct_drafts_histogram"]
     return Generation(prompt=name, positions=positions(meta), verify_steps=meta["spec_verify_ct"], accepted=accepted)
 
 
 def _probe(name: str, offset: int, result: Result) -> Probe:
-    first, *rest = positions(answer(result, None, 0, "", 0.0)["meta_info"])
+    first, *rest = positions(answer(NOBODY, result, None, 0.0)["meta_info"])
     return Probe(prompt=name, offset=offset, first=first.token, positions=rest)
 
 
