@@ -88,6 +88,8 @@ def watched(server: Server) -> Operators:
     for owner, name, stage in (
         (steps.host, "open", "draft"),
         (steps.host, "draft", "draft"),
+        (steps.host, "width", "draft"),
+        (step, "front", "draft"),
         (steps.step, "_verify", "verify"),
         (steps.step, "_accept", "accept"),
         (steps.step, "_commit", "commit"),
