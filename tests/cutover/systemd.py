@@ -96,7 +96,7 @@ class UnitBench:
     def __post_init__(self) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self.unit = f"{self.name}.service"
+        self.unit = f"{self.name}-{os.getpid()}.service"  # a lock of its name holds on the whole machine
         self.path = f"/run/systemd/system/{self.unit}"
         self.drop_ins = f"/etc/systemd/system/{self.unit}.d"
         self.state = self.folder / f"{self.name}-state"

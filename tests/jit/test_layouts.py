@@ -7,7 +7,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-import fakes
+import fake_toolkits as fakes
 import pytest
 
 from treeverify.errors import BuildError

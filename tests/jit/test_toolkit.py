@@ -7,7 +7,7 @@ import re
 import tomllib
 from pathlib import Path
 
-import fakes
+import fake_toolkits as fakes
 import pytest
 
 from treeverify.errors import BuildError
