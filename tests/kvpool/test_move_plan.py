@@ -52,22 +52,18 @@ def test_both_allowed_executions_equal_the_definition(commit):
     expected = definition(paths, slots, rows)
     assert (row_by_row(plan, rows) == expected).all()
     assert (gather_then_scatter(plan, rows) == expected).all()
-    assert plan.moves == sum(int((path != np.arange(len(path))).sum()) for path in paths)
-    assert plan.largest_slot == max([0, *plan.sources, *plan.destinations])
-    assert plan.overlapping == bool(set(plan.sources.tolist()) & set(plan.destinations.tolist()))
+    assert len(plan.sources) == sum(int((path != np.arange(len(path))).sum()) for path in paths)
 
 
 def test_the_identity_path_needs_no_moves():
     plan = plan_moves(np.arange(5, dtype=np.int32), np.array([9, 4, 7, 2, 3]))
-    assert plan.moves == plan.largest_slot == 0
-    assert not plan.overlapping
+    assert len(plan.sources) == 0
 
 
 def test_a_path_is_moved_to_the_front_of_its_slots_in_rising_order():
     plan = plan_moves(np.array([0, 3, 4], np.int32), np.array([50, 10, 40, 20, 30], np.int32))
     assert list(zip(plan.sources.tolist(), plan.destinations.tolist(), strict=True)) == [(20, 10), (30, 40)]
     assert (plan.sources.dtype, plan.destinations.dtype) == (np.int64, np.int64)
-    assert not plan.overlapping
 
 
 def test_a_shift_of_a_whole_chain_overlaps_and_must_not_run_backwards():
@@ -75,7 +71,6 @@ def test_a_shift_of_a_whole_chain_overlaps_and_must_not_run_backwards():
     path = np.array([0, *range(2, width)], np.int32)
     slots = np.arange(1, width + 1)
     plan = plan_moves(path, slots)
-    assert plan.overlapping
     rows = np.arange(100)
     backwards = rows.copy()
     for source, destination in reversed(list(zip(plan.sources, plan.destinations, strict=True))):
@@ -124,7 +119,7 @@ def test_requests_that_share_a_slot_are_refused_by_request():
         plan_batch_moves([path] * 3, [np.array([1, 2]), np.array([3, 4]), np.array([5, 2])])
     with pytest.raises(ContractError, match="slots: requests: expected 1"):
         plan_batch_moves([path], [])
-    assert plan_batch_moves([], []).moves == 0
+    assert len(plan_batch_moves([], []).sources) == 0
 
 
 @pytest.mark.parametrize(

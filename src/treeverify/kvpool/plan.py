@@ -30,8 +30,8 @@ class MovePlan:
     - one by one in order, each row read just before it is written elsewhere, or
     - as one gather of all sources followed by one scatter to all destinations.
 
-    It is *not* right as parallel unordered in-place copies while ``overlapping``: then some row is both read by one
-    move and overwritten by another.
+    It is *not* right as parallel unordered in-place copies where some row is both read by one move and overwritten by
+    another.
 
     Raises ContractError that names the move for any breach.
     """
@@ -62,21 +62,6 @@ class MovePlan:
                     "MovePlan", f"destinations[{move}]", "a new row", f"{destination}, as move {written[destination]}"
                 )
             written[destination] = move
-
-    @property
-    def moves(self) -> int:
-        """Number of rows that move, in each layer."""
-        return len(self.sources)
-
-    @property
-    def overlapping(self) -> bool:
-        """True if a row is both a source and a destination, so that the order matters."""
-        return not set(self.sources.tolist()).isdisjoint(self.destinations.tolist())
-
-    @property
-    def largest_slot(self) -> int:
-        """The largest slot named, 0 for no moves; every buffer needs more rows than that."""
-        return int(max(self.sources.max(initial=0), self.destinations.max(initial=0)))
 
 
 def plan_moves(path: NDArray[Any], slots: NDArray[Any]) -> MovePlan:

@@ -1,4 +1,4 @@
-"""kv_compact against kvpool's plan and moves, feature_gather against indexing. Covers F5, F19 of the field faults."""
+"""kv_compact against kvpool's plan, feature_gather against indexing. Covers F5, F19 of the field faults."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import numpy as np
 import torch
 from tree_cases import GUARD_BYTE, Buffers, equal
 
-from treeverify.kvpool.execute import run_moves
 from treeverify.kvpool.plan import plan_batch_moves
 from treeverify.ops.feature_gather.contract import Gathered
 from treeverify.ops.kv_compact.contract import PoolTable
@@ -47,7 +46,7 @@ def hostile_pools(random: np.random.Generator, device, layers: int, dtype: torch
 
 
 def compacts(ops, slots, path, lengths, *, layers=3, dtype=torch.bfloat16, dim=72, gap=0, seed=0) -> None:
-    """Against a plan of kvpool, carried out by it; every byte of the pools counts."""
+    """Against a plan of kvpool, carried out by one gather and scatter; every byte of the pools counts."""
     random = np.random.default_rng(seed)
     memory, pools = hostile_pools(random, ops.device, layers, dtype, dim, gap)
     kept = memory.cpu().clone()
@@ -56,7 +55,8 @@ def compacts(ops, slots, path, lengths, *, layers=3, dtype=torch.bfloat16, dim=7
     live = [node[:length].numpy() for node, length in zip(path, lengths.tolist(), strict=True)]
     plan = plan_batch_moves(live, [row.numpy() for row in slots])
     row = dim * dtype.itemsize
-    run_moves(plan, [layer[:, :row] for layer in kept])
+    for layer in kept:
+        layer[plan.destinations.copy(), :row] = layer[plan.sources.copy(), :row]
     equal("pools", memory, kept)
 
 
@@ -105,7 +105,8 @@ def padded_requests(ops) -> None:
     memory, pools = hostile_pools(random, ops.device, 2, torch.bfloat16, 72, 0)
     kept = memory.cpu().clone()
     plan = plan_batch_moves([path[i, : int(lengths[i])].numpy() for i in range(2)], [row.numpy() for row in slots])
-    run_moves(plan, list(kept))
+    for layer in kept:
+        layer[plan.destinations.copy()] = layer[plan.sources.copy()]
     padded_slots = torch.cat([slots, torch.zeros(2, 9, dtype=slots.dtype)])
     junk = torch.tensor([[0, 4, 8, -1, -1, -1], [0, 1, 2, 3, 4, 5]], dtype=torch.int32)
     padded_path, padded_lengths = torch.cat([path, junk]), torch.cat([lengths, torch.tensor([3, 6], dtype=torch.int32)])

@@ -1,8 +1,8 @@
 """The contract of ``kv_compact``: the commit of a step in every layer's KV pool, in place.
 
-Row ``slots[i, path[i, j]]`` moves to row ``slots[i, j]`` for each j below ``lengths[i]``: what ``kvpool.plan`` plans
-and ``kvpool.execute`` does. The slots of a request are distinct and no two requests share one, except the dummy slot 0,
-which padded requests of a captured graph may name as often as they like (a row never moves onto itself).
+Row ``slots[i, path[i, j]]`` moves to row ``slots[i, j]`` for each j below ``lengths[i]``, as ``kvpool.plan`` plans.
+The slots of a request are distinct and no two requests share one, except the dummy slot 0, which padded requests of a
+captured graph may name as often as they like (a row never moves onto itself).
 
 *Free of hazards*: a path rises strictly from 0, so ``path[j] >= j``. Row ``slots[path[j]]`` is read by move j and
 written, if at all, by move path[j] >= j. One thread moves a given range of bytes of all rows of a request, in rising

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from treeverify.kvpool.execute import run_moves
 from treeverify.kvpool.plan import plan_batch_moves
 from treeverify.ops.kv_compact.contract import DUMMY_SLOT, PoolTable, check_values
 
@@ -22,4 +21,7 @@ def kv_compact_cpu(table: PoolTable, slots: torch.Tensor, path: torch.Tensor, le
         return
     counts = lengths.tolist()
     plan = plan_batch_moves([paths[request, : counts[request]] for request in moving], [own[r] for r in moving])
-    run_moves(plan, [buffer.flatten(1) for buffer in table.buffers])
+    sources, destinations = torch.tensor(plan.sources), torch.tensor(plan.destinations)
+    for buffer in table.buffers:
+        rows = buffer.detach().flatten(1).view(torch.uint8)  # as bytes: no bit pattern is interpreted
+        rows[destinations] = rows[sources]

@@ -1,7 +1,7 @@
 """The SGLang names that a step of DDTREE uses, 0.5.17 to 0.5.23: DFLASH's worker and inputs, runners, pools.
 
-Only this file, ``compact``, ``draft_backend``, ``graphs``, ``hooks``, ``simulated`` and ``window`` name SGLang's
-internals. Names are looked up before one is used: when the worker is made, where an exception stops the server.
+Only this file, ``compact``, ``draft_backend``, ``graphs``, ``hooks``, ``host``, ``simulated`` and ``window`` name
+SGLang's internals. Names are looked up before one is used: when the worker is made; an exception then stops the server.
 """
 
 from __future__ import annotations
