@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -163,6 +164,14 @@ def test_a_path_that_nvcc_would_garble_is_one_line(real, monkeypatch, folder):
     with pytest.raises(BuildError, match=r"nvcc cannot read the argument .*its shell would expand") as caught:
         compiler.build(BOTH, TARGET)
     assert "\n" not in str(caught.value)
+
+
+def test_a_scratch_folder_that_nvcc_would_garble_is_named(real, monkeypatch):
+    (real / "a$b").mkdir()
+    monkeypatch.setenv("TMPDIR", str(real / "a$b"))
+    monkeypatch.setattr(tempfile, "tempdir", None)  # asked anew
+    with pytest.raises(BuildError, match=r"nvcc cannot read TMPDIR .*a\$b: its shell would expand"):
+        compiler.build(BOTH, TARGET)
 
 
 def test_headers_in_the_systems_own_folder_do_not_hide_the_c_librarys(real):
