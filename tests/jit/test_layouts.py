@@ -89,6 +89,13 @@ def test_a_toolkit_works_in_the_layout_in_which_nvcc_alone_works(both, real_root
     assert compiler.build(BOTH, TARGET).is_file()
 
 
+def test_a_link_to_nvcc_stands_for_the_toolkit_of_its_file(both, real_root, monkeypatch):
+    (both / "bin").mkdir()
+    (both / "bin/nvcc").symlink_to(real_root / "bin/nvcc")
+    monkeypatch.setenv("PATH", f"{both / 'bin'}:{fakes.SYSTEM}")
+    assert find_toolkit(TARGET).nvcc == (real_root / "bin/nvcc").resolve()
+
+
 @pytest.fixture
 def real(both, monkeypatch, real_root):
     """This machine's toolkit, found afresh, in a cache of its own."""

@@ -122,10 +122,13 @@ def _candidates() -> Iterator[Path]:
     folders = [*search_path(), *(str(root / "bin") for root in roots)]
     found = [shutil.which("nvcc", path=folder) for folder in folders if folder]
     seen = set()
-    for nvcc in (Path(path).absolute() for path in found if path is not None):
-        if nvcc.resolve() not in seen:
-            seen.add(nvcc.resolve())
-            yield nvcc
+    for path in (Path(path).absolute() for path in found if path is not None):
+        # nvcc looks for its headers beside itself, and so does not find them from a link: its file comes next.
+        for nvcc in (path, path.resolve()):
+            place = nvcc.parent.resolve() / nvcc.name
+            if nvcc.name == "nvcc" and place not in seen:
+                seen.add(place)
+                yield nvcc
 
 
 def _read(nvcc: Path, compiler: Path, compiler_version: str) -> Toolkit:
