@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -88,6 +89,13 @@ def test_a_toolkit_works_in_the_layout_in_which_nvcc_alone_works(both, real_root
     assert compiler.build(BOTH, TARGET).is_file()
 
 
+def test_a_link_to_nvcc_stands_for_the_toolkit_of_its_file(both, real_root, monkeypatch):
+    (both / "bin").mkdir()
+    (both / "bin/nvcc").symlink_to(real_root / "bin/nvcc")
+    monkeypatch.setenv("PATH", f"{both / 'bin'}:{fakes.SYSTEM}")
+    assert find_toolkit(TARGET).nvcc == (real_root / "bin/nvcc").resolve()
+
+
 @pytest.fixture
 def real(both, monkeypatch, real_root):
     """This machine's toolkit, found afresh, in a cache of its own."""
@@ -163,6 +171,14 @@ def test_a_path_that_nvcc_would_garble_is_one_line(real, monkeypatch, folder):
     with pytest.raises(BuildError, match=r"nvcc cannot read the argument .*its shell would expand") as caught:
         compiler.build(BOTH, TARGET)
     assert "\n" not in str(caught.value)
+
+
+def test_a_scratch_folder_that_nvcc_would_garble_is_named(real, monkeypatch):
+    (real / "a$b").mkdir()
+    monkeypatch.setenv("TMPDIR", str(real / "a$b"))
+    monkeypatch.setattr(tempfile, "tempdir", None)  # asked anew
+    with pytest.raises(BuildError, match=r"nvcc cannot read TMPDIR .*a\$b: its shell would expand"):
+        compiler.build(BOTH, TARGET)
 
 
 def test_headers_in_the_systems_own_folder_do_not_hide_the_c_librarys(real):

@@ -52,6 +52,11 @@ BOTH = {
     "clip_qkv": 8,
     "hc_mult": 4,
     "pruned_heads": {"0": [1]},
+    "bidirectional": True,
+    "is_encoder_decoder": True,
+    "parallel_block": True,
+    "weight_offset": 1.0,
+    "zero_centered_gamma": True,
 }
 TARGETS = BOTH | {
     "index_topk": 2048,

@@ -6,6 +6,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -31,7 +32,7 @@ extern "C" int treeverify_trial() { trial<<<1, 1>>>(nullptr); return cudaGetLast
 _SETTING = re.compile(r"^#\$ (\w+)=(.*)$", re.MULTILINE)
 _HEADER_FOUND = re.compile(rf'^# 1 "(.+/{re.escape(HEADER)})"', re.MULTILINE)
 _SHELL = '$`"'
-"""nvcc hands its arguments to a shell within double quotes."""
+"""nvcc hands its arguments, and its scratch files' names, to a shell within double quotes."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,10 @@ class Toolkit:
     def device_command(self, *arguments: str) -> list[str]:
         """Return nvcc's command, our C++ compiler behind it. Raises ``BuildError`` for a path that nvcc garbles."""
         command = [str(self.nvcc), "-ccbin", str(self.cxx), *arguments]
-        for argument in command:
-            if any(character in argument for character in _SHELL):
-                raise BuildError(f"nvcc cannot read the argument {argument}: its shell would expand one of {_SHELL}")
+        texts = [*(("the argument", argument) for argument in command), ("TMPDIR", tempfile.gettempdir())]
+        for what, text in texts:
+            if any(character in text for character in _SHELL):
+                raise BuildError(f"nvcc cannot read {what} {text}: its shell would expand one of {_SHELL}")
         return command
 
     def link_command(self, *arguments: str) -> list[str]:
@@ -120,10 +122,13 @@ def _candidates() -> Iterator[Path]:
     folders = [*search_path(), *(str(root / "bin") for root in roots)]
     found = [shutil.which("nvcc", path=folder) for folder in folders if folder]
     seen = set()
-    for nvcc in (Path(path).absolute() for path in found if path is not None):
-        if nvcc.resolve() not in seen:
-            seen.add(nvcc.resolve())
-            yield nvcc
+    for path in (Path(path).absolute() for path in found if path is not None):
+        # nvcc looks for its headers beside itself, and so does not find them from a link: its file comes next.
+        for nvcc in (path, path.resolve()):
+            place = nvcc.parent.resolve() / nvcc.name
+            if nvcc.name == "nvcc" and place not in seen:
+                seen.add(place)
+                yield nvcc
 
 
 def _read(nvcc: Path, compiler: Path, compiler_version: str) -> Toolkit:

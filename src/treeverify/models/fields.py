@@ -90,13 +90,13 @@ DRAFTER = EXPECTED | {
 }
 
 _ARITHMETIC = re.compile(
-    "act_fn|activation|alibi|altup|anchor|att(n|ention)|bias|block_(config|type)|cap|causal|chunk|clamp|clip|"
-    "compress|conv|cross|cycle|decay|depth|dim_model|domino|draft_vocab|emb(_|ed)|engram|expan|expert|ffn|freq|"
-    "gat(e|ing)|glu|group|gru|hash|hc_|hidden_act|hybrid|hyper|index|interleave|interval|kda|kernel|laurel|"
-    "layers?_(block|group|pattern|period|types?)|lightning|limit|linear|(^|_)ln(_|$)|logit|loop|lora|low_rank|"
-    "mamba|mem_|mhc|mixer|mla|mlp|moe|multiplier|mup|n_?gram|neox|nope|norm|pattern|per_layer|ple_|pos_|position|"
-    "prefix_lm|projector|prun|quant|rank|recurren|residual|rotary|rope|rout(e|er|ing)|scal|score|selector|share|"
-    "sharing|shift|sink|sliding|soft_?max|sparse|ssm|swa|temperature|top_?k|window|yarn"
+    "act_fn|activation|alibi|altup|anchor|att(n|ention)|bias|bidirect|block_(config|type)|cap|causal|centered|chunk|"
+    "clamp|clip|compress|conv|cross|cycle|decay|depth|dim_model|domino|draft_vocab|emb(_|ed)|encoder|engram|expan|"
+    "expert|ffn|freq|gat(e|ing)|glu|group|gru|hash|hc_|hidden_act|hybrid|hyper|index|interleave|interval|kda|kernel|"
+    "laurel|layers?_(block|group|pattern|period|types?)|lightning|limit|linear|(^|_)ln(_|$)|logit|loop|lora|low_rank|"
+    "mamba|mem_|mhc|mixer|mla|mlp|moe|multiplier|mup|n_?gram|neox|nope|norm|offset|parallel_block|pattern|per_layer|"
+    "ple_|pos_|position|prefix_lm|projector|prun|quant|rank|recurren|residual|rotary|rope|rout(e|er|ing)|scal|score|"
+    "selector|share|sharing|shift|sink|sliding|soft_?max|sparse|ssm|swa|temperature|top_?k|window|yarn"
 )
 
 

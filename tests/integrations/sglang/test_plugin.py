@@ -79,6 +79,12 @@ def test_a_draft_that_cannot_be_served_stays_with_triton_and_says_why(
     assert "the draft stays with Triton: the model's attention is GQA" in caplog.text
 
 
+def test_a_build_for_hip_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "hip", "7.0.51831")
+    refused = list(compat.refusals(SimpleNamespace(use_mla=False), TARGET, switched=True))
+    assert refused == ["torch is a build for HIP (ROCm 7.0.51831), and the kernels are CUDA's"]
+
+
 @pytest.mark.parametrize("mode", ["off", "validate", "on"])
 def test_a_draft_runner_gets_sglangs_own_backend(
     registered: dict[str, Any], monkeypatch: pytest.MonkeyPatch, mode: str

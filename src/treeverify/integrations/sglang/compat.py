@@ -168,6 +168,9 @@ def metrics_enabled() -> bool:
 
 def refusals(backend: Any, runner: Any, switched: bool) -> Iterator[str]:
     """Yield what this server is set to do that ours does not serve, one line each; ``switched``: live switches too."""
+    if torch.version.hip is not None:  # its device is called cuda too
+        yield f"torch is a build for HIP (ROCm {torch.version.hip}), and the kernels are CUDA's"
+        return
     if not read(backend, "use_mla"):
         yield "the model's attention is not MLA"
         return
