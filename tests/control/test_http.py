@@ -114,3 +114,17 @@ def test_a_port_is_the_schemes_own_where_none_is_named():
     assert [http.port(url) for url in ("http://a:3", "http://a", "https://a")] == [3, 80, 443]
     with pytest.raises(ServerUnreachableError, match="http://HOST:PORT"):
         http.port("http://a:b")
+
+
+@pytest.mark.parametrize(
+    "rest", ["x/\udce9", "x?\udce9", "u\udce9@x", "\udce9", "x:abc", "x\0", "a" * 64], ids=ascii
+)
+def test_what_cannot_be_an_address_is_said(rest: str) -> None:
+    with pytest.raises(ServerUnreachableError, match="expected an address like http://HOST:PORT"):
+        read_state(f"http://{rest}")
+
+
+@pytest.mark.parametrize("rest", ["x/\udce9", "x:abc"], ids=ascii)
+def test_nor_has_it_a_port(rest: str) -> None:
+    with pytest.raises(ServerUnreachableError, match="expected an address like http://HOST:PORT"):
+        http.port(f"http://{rest}")

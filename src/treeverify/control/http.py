@@ -20,6 +20,8 @@ TIMEOUT_S = 30.0
 OK = 200
 Response = httpx.Response
 _EXCERPT = 200
+_NO_ADDRESS = (httpx.InvalidURL, UnicodeError)
+"""What httpx raises for what cannot be an address; the second: a lone surrogate, a name that DNS cannot hold."""
 
 
 class Connection:
@@ -49,7 +51,7 @@ class Connection:
         where = f"{self._url}{path}"
         try:
             response = self._client.request(method, where, json=body, headers=self._headers())
-        except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
+        except (httpx.UnsupportedProtocol, *_NO_ADDRESS) as error:
             raise ServerUnreachableError(f"{where}: expected an address like http://HOST:PORT: {error}") from error
         except httpx.TimeoutException as error:
             raise ServerUnreachableError(f"{where}: no answer within {self._timeout:g} s") from error
@@ -80,7 +82,7 @@ def port(url: str) -> int:
     """Return the port of ``url``; raises ServerUnreachableError where it is no address."""
     try:
         parsed = httpx.URL(url)
-    except httpx.InvalidURL as error:
+    except _NO_ADDRESS as error:
         raise ServerUnreachableError(f"{url}: expected an address like http://HOST:PORT: {error}") from None
     return parsed.port or (443 if parsed.scheme == "https" else 80)
 
