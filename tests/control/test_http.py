@@ -116,9 +116,7 @@ def test_a_port_is_the_schemes_own_where_none_is_named():
         http.port("http://a:b")
 
 
-@pytest.mark.parametrize(
-    "rest", ["x/\udce9", "x?\udce9", "u\udce9@x", "\udce9", "x:abc", "x\0", "a" * 64], ids=ascii
-)
+@pytest.mark.parametrize("rest", ["x/\udce9", "x?\udce9", "u\udce9@x", "\udce9", "x:abc", "x\0", "a" * 64], ids=ascii)
 def test_what_cannot_be_an_address_is_said(rest: str) -> None:
     with pytest.raises(ServerUnreachableError, match="expected an address like http://HOST:PORT"):
         read_state(f"http://{rest}")

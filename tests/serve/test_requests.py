@@ -7,9 +7,11 @@ import threading
 
 import pytest
 from fastapi.testclient import TestClient
+from pydantic import ValidationError
 
 from treeverify.serve import body
 from treeverify.serve.app import build
+from treeverify.serve.protocol import GenerateRequest, SetState
 from treeverify.serve.server import Setup, load
 
 SHORT = {"max_new_tokens": 4, "temperature": 0, "ignore_eos": True}
@@ -206,3 +208,19 @@ def test_a_large_text_is_cut_into_tokens_beside_the_event_loop(served, client, m
     asking.join()
     assert healthy >= 5
     assert "context" in message(answers[0], 400)
+
+
+@pytest.mark.parametrize(
+    ("model", "fields"),
+    [
+        (GenerateRequest, {"input_ids": ["a"] * 1000}),
+        (GenerateRequest, {"text": "x", "sampling_params": {"stop_token_ids": ["a"] * 1000}}),
+        (GenerateRequest, {"text": "x"} | {f"k{number}": 1 for number in range(1000)}),
+        (GenerateRequest, {"text": "x", "sampling_params": {f"k{number}": 1 for number in range(1000)}}),
+        (SetState, {"server_args": {f"k{number}": "a" for number in range(1000)}}),
+    ],
+)
+def test_only_the_first_faults_of_a_request_are_looked_for(model, fields):
+    with pytest.raises(ValidationError) as caught:
+        model.model_validate(fields)
+    assert 1 <= caught.value.error_count() <= 16  # a number of two kinds has two errors

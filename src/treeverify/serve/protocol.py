@@ -6,9 +6,10 @@ default. Null for a field that is served means its default.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from itertools import islice
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from treeverify.engine.request import SamplingParams
 from treeverify.errors import ConfigError
@@ -28,6 +29,9 @@ _DEFAULTS: dict[str, object] = {
 }
 """Fields that are not served and have another default than null, false or nothing, with it."""
 _NOTHING: tuple[object, ...] = (None, False, "", [], {})
+_NAMED = 8
+"""Unknown fields that a refusal names; a body has room for half a million, whose errors hold up the process."""
+Ids = Annotated[list[int], Field(fail_fast=True)]
 
 
 class _Strict(BaseModel):
@@ -36,7 +40,11 @@ class _Strict(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _drop_what_is_off(cls, data: Any) -> Any:
-        return {k: v for k, v in data.items() if not cls._off(k, v)} if isinstance(data, dict) else data
+        if not isinstance(data, dict):
+            return data
+        known = {k: v for k, v in data.items() if k in cls.model_fields and not cls._off(k, v)}
+        unknown = ((k, v) for k, v in data.items() if k not in cls.model_fields and not cls._off(k, v))
+        return known | dict(islice(unknown, _NAMED))
 
     @classmethod
     def _off(cls, name: str, value: object) -> bool:
@@ -56,7 +64,7 @@ class Sampling(_Strict):
     top_k: int = -1
     min_p: float = 0.0
     ignore_eos: bool = False
-    stop_token_ids: list[int] = []
+    stop_token_ids: Ids = []
     sampling_seed: int | None = None
 
     def engine_params(self, eos: tuple[int, ...]) -> SamplingParams:
@@ -77,7 +85,7 @@ class GenerateRequest(_Strict):
     """Body of ``/generate``: one prompt. Log-probabilities are those of new tokens only."""
 
     text: str | None = None
-    input_ids: list[int] | None = None
+    input_ids: Ids | None = None
     sampling_params: Sampling = Sampling()
     rid: str | None = None
     stream: bool = False
@@ -108,6 +116,12 @@ class SetState(_Strict):
     """Body of ``/set_internal_state``."""
 
     server_args: dict[str, int | float]
+
+    @field_validator("server_args", mode="before")
+    @classmethod
+    def _first(cls, value: Any) -> Any:
+        """All that a refusal names: only one key is served, so a longer one is refused whatever comes later."""
+        return dict(islice(value.items(), _NAMED)) if isinstance(value, dict) else value
 
 
 def refusal(errors: list[dict[str, Any]]) -> str:
