@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-fast test-all test-sglang check format wheel clean
+.PHONY: demo test test-fast test-all test-sglang mutants check format wheel clean
 
 demo: $(STAMP)
 	$(BIN)/treeverify demo
@@ -24,6 +24,10 @@ SGLANG_VENV ?= .cache/sglang
 test-sglang:
 	PYTHON=$(PYTHON) scripts/sglang_cpu_env.sh $(SGLANG_VENV)
 	PYTHONPATH= TRITON_INTERPRET=1 $(SGLANG_VENV)/bin/python -m pytest -m sglang tests/integrations
+
+# Do the tests of the DDTREE step notice faults that are planted in it?
+mutants: $(STAMP)
+	$(BIN)/python scripts/mutants.py
 
 # A wheel with the compiled libraries of every target (some ten minutes on two cores, 10 MB).
 wheel: $(STAMP)
